@@ -59,15 +59,21 @@ def is_of_one_sample(error: BaseException) -> bool:
     return isinstance(error, ValueError) and "more than 1 value per channel" in str(error)
 
 
-def sizes_of_batches(**parts: Section) -> str:
-    """What to write where the last of the batches of public or stored samples has one; `parts`: whose options have the
-    sizes, by the key of each in a configuration, and those of the sections in it."""
-    within = {f"{key}.{name}": own for key, part in parts.items() for name, own in part if isinstance(own, Section)}
-    fields = [(key, name) for key, part in {**parts, **within}.items() for name in type(part).model_fields]
-    named = [(key, name) for key, name in fields if "batch" in name.split("_") or name.endswith("_bs")]
-    of_clients = {(key, name) for key in parts for name in ("batch_size", "last_batch")}
-    of = ", ".join(f"{key}.{name}" for key, name in named if (key, name) not in of_clients)
-    return f"the last one of public or stored samples; change their number (as proxy.size) or a batch's size ({of})"
+STORED = ("memory_size", "pool_size")  # options with a number of samples that batches are drawn from
+
+
+def sizes_of_batches(key: str, part: Algorithm | Aggregation) -> str:
+    """What to write where the last of the batches of public or stored samples has one; `part`: whose options, and those
+    of the sections in it, have the numbers and sizes; `key`: its own in a configuration."""
+    within = {f"{key}.{name}": own for name, own in part if isinstance(own, Section)}
+    fields = [(where, name) for where, own in {key: part, **within}.items() for name in type(own).model_fields]
+    of_clients = {(key, "batch_size"), (key, "last_batch")}
+    sized = [each for each in fields if "batch" in each[1].split("_") or each[1].endswith("_bs")]
+    # no batch is larger than what it is drawn from
+    numbers = [f"{where}.{name}" for where, name in fields if name in STORED] + ["proxy.size"] * part.reads_proxy()
+    sizes = [f"{where}.{name}" for where, name in sized if (where, name) not in of_clients]
+    ways = [f"{what} ({', '.join(of)})" for what, of in (("their number", numbers), ("a batch's size", sizes)) if of]
+    return f"the last one of public or stored samples; change {' or '.join(ways) or 'their number'}"
 
 
 def from_signal(error: BaseException) -> bool:

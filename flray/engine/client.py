@@ -443,7 +443,7 @@ class Client:
         elif self.algorithm.last_batch != "keep" or len(numbers) % size != 1:
             if is_own(self.algorithm):
                 return
-            what = sizes_of_batches(algorithm=self.algorithm)
+            what = sizes_of_batches("algorithm", self.algorithm)
         else:
             what = (
                 f"the last of {len(numbers)} in batches of {size}; set algorithm.last_batch=merge or drop, or "

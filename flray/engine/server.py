@@ -42,7 +42,6 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import FinishView, Observer, RoundView
 from flray.core.protocol.returned import check, check_model
 from flray.core.schema.errors import AlgorithmError, ConfigError, named
-from flray.core.schema.section import Section
 from flray.engine import devices
 from flray.engine.arrivals import planned_work
 from flray.engine.blame import ONE_SAMPLE, Standing, errors_of, is_of_one_sample, is_own, sizes_of_batches
@@ -478,10 +477,10 @@ class Server:
             yield
         except ValueError as error:
             chosen = self.runtime.experiment.aggregation
-            parts: dict[str, Section] = {"algorithm": self.algorithm} if chosen is None else {"aggregation": chosen}
-            if not is_of_one_sample(error) or any(map(is_own, parts.values())):
+            key, part = ("algorithm", self.algorithm) if chosen is None else ("aggregation", chosen)
+            if not is_of_one_sample(error) or is_own(part):
                 raise
-            raise ConfigError(f"the server, in {clock}: {ONE_SAMPLE}: {sizes_of_batches(**parts)}") from None
+            raise ConfigError(f"the server, in {clock}: {ONE_SAMPLE}: {sizes_of_batches(key, part)}") from None
 
     @contextlib.contextmanager
     def _errors_of(self, method: Callable[..., Any] | str, clock: Clock) -> Iterator[None]:

@@ -103,7 +103,11 @@ def test_centralized_training_cannot_merge():
 @pytest.mark.parametrize(
     ("algorithm", "sections", "words"),
     [
-        ({"name": "feddf", "distill_batch_size": 8}, NINE, "algorithm.distill_batch_size"),
+        (
+            {"name": "feddf", "distill_batch_size": 8},
+            NINE,
+            r"their number \(proxy\.size\) or a batch's size \(algorithm\.distill_batch_size",
+        ),
         (
             {"name": "fedavg"},
             {**NINE, "aggregation": {"name": "feddf", "distill_batch_size": 8}},
@@ -111,7 +115,11 @@ def test_centralized_training_cannot_merge():
         ),
         (MEMO, LABELLED, r"algorithm\.proxy\.gan_batch_size, algorithm\.proxy\.batch_size\)"),
         ({"name": "fedavg"}, {**LABELLED, "aggregation": MEMO}, r"\(.*aggregation\.proxy\.batch_size\)"),
-        ({"name": "der", "memory_batch": 1}, {}, "algorithm.memory_batch"),
+        (
+            {"name": "der", "memory_batch": 1},
+            {},
+            r"their number \(algorithm\.memory_size\) or a batch's size \(algorithm\.memory_batch",
+        ),
         ({"name": "centralized", "batch_size": 3, "shards": 2}, {}, "a batch of 3 is cut .* algorithm.shards=1"),
         ({"name": "centralized", "batch_size": 1}, {}, "algorithm.batch_size is 1"),
         ({"name": "fedavg", "batch_size": 1}, {}, "algorithm.batch_size is 1"),
