@@ -1,7 +1,8 @@
 """Runs experiments side by side in processes of this machine, without Ray: the cells of a grid of small runs.
 
-A process reads jobs from its standard input, a line each, and answers with a line after each round. It pauses its run
-and ends when the input ends or the answer finds no reader. A job whose process is lost goes on in a new one.
+A process reads jobs from its standard input, a line each, and answers with a line after each round and for each
+warning. It pauses its run and ends when the input ends or the answer finds no reader. A job whose process is lost goes
+on in a new one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,7 +84,10 @@ def run_jobs(jobs: Sequence[Job], processes: int, display: Display) -> None:
         for _ in jobs:
             key, answer = answers.get()
             while not answer["done"]:
-                display.progressed(key, answer["round"], answer["rounds"])
+                if "warning" in answer:
+                    _show_warning(*answer["warning"])
+                else:
+                    display.progressed(key, answer["round"], answer["rounds"])
                 key, answer = answers.get()
             display.ended_with(key, answer)
     finally:
@@ -90,6 +95,12 @@ def run_jobs(jobs: Sequence[Job], processes: int, display: Display) -> None:
             feeder.close()
         for thread in threads:
             thread.join()
+
+
+def _show_warning(text: str, category: str, filename: str, lineno: int) -> None:
+    """Shows a warning of another process as this one shows its own: a command in a line, once."""
+    kind = type(category, (Warning,), {})  # the class itself may be of a module that is not imported here
+    warnings.showwarning(kind(text), kind, filename, lineno)
 
 
 class _Feeder:
@@ -165,11 +176,20 @@ def work() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the code of a run prints is no answer
     signal.signal(signal.SIGTERM, _stop)
+
+    def answer(values: Mapping[str, Any]) -> None:
+        answers.write(f"{json.dumps(values)}\n")
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the run goes on to its next answer, and is paused there
+            answer({"done": False, "warning": (str(message), category.__name__, filename, lineno)})
+
+    warnings.showwarning = show
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         for line in sys.stdin:
             with contextlib.closing(_answers(Job(*json.loads(line)))) as told:
-                for answer in told:
-                    answers.write(f"{json.dumps(answer)}\n")
+                for values in told:
+                    answer(values)
     os._exit(0)  # at once: a closed pipe of answers would be a traceback, and what imports left open has nothing to say
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,23 @@ def test_runs_side_by_side_have_the_bits_of_runs_alone(tmp_path: Path) -> None:
     ]
     assert first == ["round-000001"]
     assert len(flray.load(home / "1").rounds) == 3
+
+
+def test_a_warning_of_a_process_is_shown_by_the_one_that_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By its `showwarning`, which is the command's for its one line; with the place that Python shows."""
+    (tmp_path / "warning_module.py").write_text("import warnings\nwarnings.warn('of a cell', FutureWarning)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(FutureWarning):
+        both = cells("imports=[warning_module]", "seed=0,1", "rounds=1")
+    shown = []
+    monkeypatch.setattr("warnings.showwarning", lambda *warning: shown.append(warnings.formatwarning(*warning)))
+    display = together(both, tmp_path / "grid", 1)
+    place = f"{tmp_path / 'warning_module.py'}:2"
+    assert display.ended == ["finished"] * 2
+    assert shown == [f"{place}: FutureWarning: of a cell\n  warnings.warn('of a cell', FutureWarning)\n"]
+    assert "of a cell" not in capfd.readouterr().err
 
 
 @pytest.fixture
