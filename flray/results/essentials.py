@@ -55,8 +55,9 @@ def about(config: Mapping[str, Any]) -> str:
     if config.get("partition.name"):
         alpha = config.get("partition.alpha")
         split = f"{config['partition.name']}{'' if alpha is None else f' {alpha:g}'}"
-        size = config.get("cohort.size")
-        parts.append(f"{split} over {config.get('partition.clients')} clients" + (f", {size} a round" if size else ""))
+        clients, size = config.get("partition.clients"), config.get("cohort.size")
+        over = "" if clients is None else f" over {_count(clients)}"  # a table, or a file, has their number
+        parts.append(f"{split}{over}" + (f", {size} a round" if size else ""))
     if config.get("tasks.num_tasks"):
         parts.append(f"{config['tasks.num_tasks']} tasks")
     if config.get("drift.name"):

@@ -104,6 +104,9 @@ def test_a_configuration_in_a_line():
         "partition.clients": 20, "tasks.num_tasks": 5, "seed": 1,
     })  # fmt: skip
     assert words == "FedAvg on digits; dirichlet 0.3 over 20 clients; 5 tasks; seed 1"
+    table = {"partition.name": "table", "partition.clients": None, "cohort.size": 4}
+    assert about(table) == "table, 4 a round", "the table's rows are its clients"
+    assert about({**table, "partition.clients": 1, "cohort.size": None}) == "table over 1 client"
 
 
 def test_the_command_shows_the_good_runs_and_names_the_others(tmp_path):
