@@ -83,6 +83,8 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
         if said := held_out(frame, metric):
             return said
         diverged = int(frame["status"].str.startswith("diverged").sum())
+        if not diverged and (frame["status"] == "finished").any():
+            return [f"No finished run has a {metric}."]
         outcome = f": {diverged} of {len(frame)} diverged" if diverged else " yet"
         return [f"No run has finished with a {metric}{outcome}."]
     (first, best), rest = groups[0], groups[1:]

@@ -20,7 +20,16 @@ from flray.results.ranks import over_settings
 from flray.results.readable import FLAWED
 from flray.results.rendering import Table, caption_of, spelled, spelled_numbers, to_markdown
 from flray.results.tables import about, compare, keys_of, over_seeds, settings_of, summary
-from flray.results.targets import COSTS, check_reference, compare_at, compare_to, parsed, reached, where_all_reach
+from flray.results.targets import (
+    COSTS,
+    check_reference,
+    compare_at,
+    compare_to,
+    parsed,
+    reached,
+    tested_later,
+    where_all_reach,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -148,7 +157,8 @@ def _comparison(
     if to is None:
         frame = compare(runs) if at is None else compare_at(runs, *parsed("--at", at))
         title = "" if at is None else f"At {at}: the last round that ends there or before"
-        return Comparison(runs, frame, frame, metric, against, whole=at is None, title=title)
+        said = [] if at is None else tested_later(runs, frame, at, metric)
+        return Comparison(runs, frame, frame, metric, against, said=said, whole=at is None, title=title)
     frame = compare_to(runs, *parsed("--to", to))
     costs = [name for name in COSTS if name in frame]
     if metric not in costs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,7 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
         if not len(rounds):
             rows.append(row)
             continue
-        place = along(run, rounds, axis, rounds["diverged"].ne(True) if "diverged" in rounds else None)
+        place = _place(run, rounds, axis)
         config, status = settings(run), row["status"]
         in_time = axis == "virtual" and status == "finished" and len(rounds) < planned_rounds(config)
         last = max(float(place.max()), (config.get("until.virtual_s") or 0.0) if in_time else 0.0)
@@ -81,6 +82,24 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
         rows.append(row | measured | {"status": status})
     ends = [] if tells else [name for name in map(str, frame) if name.partition(".")[0] in LENGTH]
     return _without_other_ends(frame.drop(columns=ends), rows)
+
+
+def tested_later(runs: Sequence[Run], frame: pandas.DataFrame, at: str, metric: str) -> list[str]:
+    """A sentence where `frame`, :func:`compare_at`'s table at `at`, ends before each finished run's first `metric`."""
+    finished = frame["status"] == "finished"
+    if metric not in frame or frame.loc[finished, metric].notna().any():
+        return []
+    axis, firsts = axis_named(parsed("--at", at)[0]), list[float]()
+    for run in itertools.compress(runs, finished):
+        if metric in run.rounds:
+            firsts += _place(run, run.rounds, axis)[run.rounds[metric].notna()].head(1).tolist()
+    first = repr(min(firsts, default=0.0)).removesuffix(".0")  # all digits: less would be too early
+    return [f"At {at} there is no {metric} yet: the first one is at {axis}={first}."] if firsts else []
+
+
+def _place(run: Run, rounds: pandas.DataFrame, axis: str) -> pandas.Series:
+    """:func:`along`, for a run that may have diverged."""
+    return along(run, rounds, axis, rounds["diverged"].ne(True) if "diverged" in rounds else None)
 
 
 def _tells_length(config: Mapping[str, Any], there: pandas.DataFrame) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import flray
 from flray.cli.output import records
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.files import with_checksum
@@ -49,6 +50,19 @@ def test_at_a_cost_the_last_round_that_ends_by_then_counts(tmp_path: Path) -> No
     assert by_bytes["test/acc"].to_dict() == {"fedavg": 0.5, "fedsol": 0.3}
     by_rounds = compare_at(runs, "rounds", 1)
     assert by_rounds["test/acc"].tolist() == [0.1, 0.2] and by_rounds["status"].eq("finished").all()
+
+
+def test_a_cost_below_that_of_the_first_test_says_where_that_is(tmp_path: Path) -> None:
+    """Rounds of 250 bytes, the first test after the second and the third one: nothing has not finished."""
+    for name, accuracies in (("fedavg", [None, None, 0.5]), ("fedsol", [None, 0.4, 0.5])):
+        folder(tmp_path / name, accuracies, algorithm=name)
+    said = flray.compare(tmp_path, at="bytes=499").sentences
+    assert said[:2] == [
+        "No finished run has a test/acc.",
+        "At bytes=499 there is no test/acc yet: the first one is at bytes=500.",
+    ]
+    for at in ("bytes=500", "bytes=750"):
+        assert not any("the first one" in sentence for sentence in flray.compare(tmp_path, at=at).sentences)
 
 
 def test_a_run_that_was_to_go_on_is_of_the_setting_of_those_that_end_there(tmp_path: Path) -> None:
