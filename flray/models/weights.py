@@ -235,9 +235,14 @@ def _head_names(module: nn.Module) -> set[str]:
 
 
 def _check_fresh(what: str, module: nn.Module, in_head: Collection[str]) -> None:
-    """Raises `ConfigError` for a network without a head, or with one that is tied to another part."""
+    """Raises `ConfigError` for a network without a head, with one that is all of it, or that another part shares."""
     if not in_head:
         raise ConfigError(f"{what}: {type(module).__name__} declares no head; set model.weights_head: load")
+    if all(name in in_head or name.endswith(COUNTER) for name in module.state_dict()):
+        raise ConfigError(
+            f"{what}: the head of {type(module).__name__} is the whole network, so nothing would be read; set "
+            "model.weights_head: load, or name its last layer self.head"
+        )
     inside = {*module.head.modules()}  # type: ignore[union-attr]
     tied = sorted(name for name in in_head if module.get_submodule(name.rpartition(".")[0]) not in inside)
     if tied:

@@ -187,6 +187,17 @@ class Cumulative(nn.Module):
         self.norm = nn.LazyLinear(3) if lazy else nn.BatchNorm1d(2, momentum=None)
 
 
+class Wrapped(nn.Module):
+    """The network of another library, in a class of one's own."""
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(*input_shape, 5), nn.ReLU(), nn.Linear(5, num_classes))
+
+    def forward(self, x):
+        return self.net(x)
+
+
 class Dotted(nn.Module):
     """`setattr` lets a name with a dot in, which `add_module` refuses."""
 

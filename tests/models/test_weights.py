@@ -124,6 +124,16 @@ def test_a_tied_tensor_has_one_value_and_is_no_fresh_head(tmp_path):
         build(place, name=name)
 
 
+def test_a_head_that_is_the_whole_network_is_not_fresh(tmp_path):
+    """Every tensor was random, and the first lines said that the run starts from the file."""
+    name, place = "tests.models.own_networks:Wrapped", str(tmp_path / "model.pt")
+    state = build_model(ModelConfig(name=name), (4,), 3, seed=1).state_dict()
+    torch.save(state, place)
+    with pytest.raises(ConfigError, match=r"the head of Wrapped is the whole network, so nothing would be read; set"):
+        build(place, "fresh", name=name)
+    assert torch.equal(build(place, name=name).net[0].weight, state["net.0.weight"])
+
+
 def test_a_head_with_two_names_is_fresh_under_both(tmp_path):
     name, place = "tests.models.own_networks:TwoNamedHead", str(tmp_path / "model.pt")
     state = build_model(ModelConfig(name=name), (2,), 2, seed=1).state_dict()
