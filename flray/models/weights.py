@@ -29,6 +29,7 @@ from flray.models.weight_files import FILE, GIVE, HUB, PICKLED, hub, read_conten
 COUNTER = "num_batches_tracked"  # of batch norm: no part of a model
 # names that say what a tensor is for
 ROLES = ("weight", "bias", "running_mean", "running_var", "in_proj_weight", "in_proj_bias", "weight_g", "weight_v")
+WRAPPERS = ("module.", "_orig_mod.")  # before all names of a network in DataParallel, or compiled
 STATISTICS = ("running_mean", "running_var")
 CHECKSUM = "flray.checksum"
 ELSEWHERE = "flray.elsewhere"  # {checksum, files: {file: {checksum: of that file, tensors: {name: its name there}}}}
@@ -42,7 +43,8 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
     or of another shape, and for NaN or infinity in a parameter that is trained.
     """
     what = f"model.weights: {source}"
-    stored, own = state_dict_in(read_weights(source), what), module.state_dict()
+    own = module.state_dict()
+    stored = state_dict_in(read_weights(source), what, own)
     in_head, network = _head_names(module), type(module).__name__
     if head == "fresh":
         _check_fresh(what, module, in_head)
@@ -264,10 +266,11 @@ def _check_tied(what: str, module: nn.Module, stored: Mapping[str, Tensor]) -> N
             )
 
 
-def state_dict_in(content: Mapping[Any, Any], what: str) -> dict[str, Tensor]:
+def state_dict_in(content: Mapping[Any, Any], what: str, own: Collection[str]) -> dict[str, Tensor]:
     """The named tensors of a loaded file: a state dict, or the only one in a dict of other things.
 
-    A prefix of all names that wrappers add (`module.`, `_orig_mod.`) is left out. Raises `ConfigError`.
+    Prefixes of all names that wrappers add (`module.`, `_orig_mod.`) are left out, unless the network's `own` names
+    have them. Raises `ConfigError`.
     """
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     if len(tensors) < len(content):
@@ -278,9 +281,16 @@ def state_dict_in(content: Mapping[Any, Any], what: str) -> dict[str, Tensor]:
             held = f"the state dicts {', '.join(inside)}" if inside else f"{other}, which is not a tensor"
             raise ConfigError(f"{what} holds {held}; save the network's state_dict() alone")
         tensors = {str(name): value for name, value in content[inside[0]].items()}
-    for wrapper in ("module.", "_orig_mod."):
+    return _unwrapped(tensors, set(own))
+
+
+def _unwrapped(tensors: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
+    """`tensors` without the prefixes of wrappers; one stays where more names are `own` ones with it."""
+    for wrapper in WRAPPERS:
         if tensors and all(name.startswith(wrapper) for name in tensors):
-            tensors = {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}
+            inside = {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}
+            if len(own & inside.keys()) >= len(own & tensors.keys()):
+                return _unwrapped(inside, own)
     return tensors
 
 

@@ -198,6 +198,17 @@ class Wrapped(nn.Module):
         return self.net(x)
 
 
+class OwnWrapper(nn.Module):
+    """Its child has the name that DataParallel gives."""
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.module = nn.Sequential(nn.Linear(*input_shape, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, num_classes))
+
+    def forward(self, x):
+        return self.module(x)
+
+
 class Dotted(nn.Module):
     """`setattr` lets a name with a dot in, which `add_module` refuses."""
 

@@ -183,6 +183,26 @@ def test_a_file_with_other_names_is_read_by_order_and_shape_and_said(run, wrappe
     assert "read" not in starts_from(ModelConfig(name=NAME, weights=str(run)), build(run))  # by name: as it was
 
 
+@pytest.mark.parametrize(
+    "prefix", ["module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod.", "module.module."]
+)
+def test_what_wrappers_put_before_the_names_is_left_out_in_any_order(run, prefix):
+    """A `.safetensors` file of a compiled DataParallel was refused: four of its shapes are alike."""
+    written = load_file(run / "model.safetensors")
+    save_file({prefix + name: tensor for name, tensor in written.items()}, run / "theirs.safetensors")
+    module = build(run / "theirs.safetensors")
+    assert module.weights_read == "" and all(torch.equal(module.state_dict()[n], t) for n, t in written.items())
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
+def test_a_network_whose_own_names_begin_as_a_wrappers_starts_from_its_own_file(tmp_path, prefix):
+    name, place = "tests.models.own_networks:OwnWrapper", tmp_path / "model.safetensors"
+    state = build_model(ModelConfig(name=name), (4,), 3, seed=1).state_dict()
+    save_file({prefix + key: tensor for key, tensor in state.items()}, place)
+    module = build(place, name=name)
+    assert module.weights_read == "" and torch.equal(module.module[0].weight, state["module.0.weight"])
+
+
 def test_a_head_of_another_name_is_left_out_where_the_head_is_fresh(run):
     torch.save(theirs(run), run / "theirs.pt")
     module, written = build(run / "theirs.pt", "fresh", classes=7), load_file(run / "model.safetensors")
