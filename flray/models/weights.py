@@ -50,7 +50,7 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
         _check_fresh(what, module, in_head)
         stored, own = ({name: t for name, t in tensors.items() if name not in in_head} for tensors in (stored, own))
     ordered = weights_place(source).endswith(PICKLED)
-    stored, how = renamed(stored, own, ordered, head == "fresh", what, network)
+    stored, how = renamed(stored, _tied(module, stored), own, ordered, head == "fresh", what, network)
     trained = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     for name, tensor in own.items():
         if name in stored and stored[name].shape != tensor.shape:
@@ -266,6 +266,14 @@ def _check_tied(what: str, module: nn.Module, stored: Mapping[str, Tensor]) -> N
             )
 
 
+def _tied(module: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of `stored` by the other names that the network has for them, and the file has not: safetensors'
+    `save_model` and transformers write a tied tensor once."""
+    named = module.state_dict(keep_vars=True)
+    there = {id(tensor): stored[name] for name, tensor in named.items() if name in stored}
+    return {name: there[id(t)] for name, t in named.items() if name not in stored and id(t) in there}
+
+
 def state_dict_in(content: Mapping[Any, Any], what: str, own: Collection[str]) -> dict[str, Tensor]:
     """The named tensors of a loaded file: a state dict, or the only one in a dict of other things.
 
@@ -295,17 +303,25 @@ def _unwrapped(tensors: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
 
 
 def renamed(
-    stored: Mapping[str, Tensor], own: Mapping[str, Tensor], ordered: bool, more: bool, what: str, network: str
+    stored: Mapping[str, Tensor],
+    tied: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    ordered: bool,
+    more: bool,
+    what: str,
+    network: str,
 ) -> tuple[dict[str, Tensor], str]:
     """(`stored` under the names of `own`; how they were found, in words, "": under these very names).
 
-    `ordered`: the file keeps the order of its state dict. `more`: it may have tensors after those of `own` (a head that
-    is not read). Raises `ConfigError` that names the first difference.
+    `tied`: the tensors of `stored` by further names of `own`, for a file with the names of `own`. `ordered`: the file
+    keeps the order of its state dict. `more`: it may have tensors after those of `own` (a head that is not read).
+    Raises `ConfigError` that names the first difference.
     """
     numbers = {name for name, tensor in own.items() if tensor.is_floating_point() or tensor.is_complex()}
     needed = [name for name in own if name in numbers and not name.endswith(COUNTER)]
-    missing = next((name for name in needed if name not in stored), None)
+    missing = next((name for name in needed if name not in stored and name not in tied), None)
     if missing is None:
+        stored = {**stored, **tied}
         kept = [name for name in own if name not in stored and not name.endswith(COUNTER)]
         parts = {name.partition(".")[0] for name in own}
         other = [name for name in stored if more and name not in own and name.partition(".")[0] not in parts]

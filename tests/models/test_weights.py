@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torchvision
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
@@ -122,6 +122,17 @@ def test_a_tied_tensor_has_one_value_and_is_no_fresh_head(tmp_path):
     torch.save({**state, "head.weight": state["mid.weight"] + 1}, place)
     with pytest.raises(ConfigError, match=r"has different tensors as mid.weight and head.weight, which are one in Tie"):
         build(place, name=name)
+
+
+def test_a_tied_tensor_that_is_stored_once_is_read_under_each_of_its_names(tmp_path):
+    """`save_model` writes it once; the file was refused as that of another network."""
+    name, place = "tests.models.own_networks:TiedHead", str(tmp_path / "model.safetensors")
+    theirs = build_model(ModelConfig(name=name), (2,), 2, seed=1)
+    save_model(theirs, place)
+    assert len(load_file(place)) == 3
+    module = build(place, name=name)
+    assert module.weights_read == "" and module.head.weight is module.mid.weight
+    assert all(torch.equal(tensor, theirs.state_dict()[key]) for key, tensor in module.state_dict().items())
 
 
 def test_a_head_that_is_the_whole_network_is_not_fresh(tmp_path):
