@@ -169,6 +169,36 @@ def test_networks_of_text_whose_padding_or_end_is_special_have_features(network,
     torch.testing.assert_close(module.head(module.features(x)), module(x))
 
 
+@pytest.mark.parametrize(
+    ("network", "small"),
+    [
+        ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 2}),
+        ("opt", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 64,
+                 "word_embed_proj_dim": 32}),
+    ],
+)  # fmt: skip
+def test_networks_that_apply_their_last_layer_to_every_token_have_a_head(network, small):
+    """One token by itself rounds otherwise, and a difference of 1e-8 left them without a head. A layer that scales the
+    logits by 1 + 1e-3 is no rounding."""
+    from flray.data.dataset import TextShape
+    from flray.data.splits import Vocabulary
+    from flray.models.adapted import split
+
+    module, _ = built(f"hf:{network}", TextShape(12, Vocabulary(101, 0, 3)), 4, **small)
+    x = torch.randint(1, 101, (3, 12), generator=torch.Generator().manual_seed(1))
+    x[0, 7:] = 0
+    module.eval()
+    assert module.features(x).shape == (3, 32) and module.body.network.config.vocab_size == 101
+    torch.testing.assert_close(module.head(module.features(x)), module(x))
+    assert [name for name in module.state_dict() if "score" in name or "head" in name] == ["head.weight"]
+
+    class Scaled(torch.nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) * 1.001
+
+    assert split(Scaled(torch.nn.Linear(5, 6), torch.nn.Linear(6, 4)), 4, torch.ones(1, 5)).head is None
+
+
 def test_heads_for_training_alone_are_left_out():
     """GoogLeNet's second head has 2.3 million parameters that the loss of its logits does not move."""
     module, _ = built("torchvision:googlenet", (3, 32, 32), init_weights=False)
