@@ -180,7 +180,7 @@ def _fit(
         wanted = {"vocab_size": (num_tokens, "set data.tokenizer to the network's own")}
         config.pad_token_id = pad_token
         positions = getattr(config, "max_position_embeddings", None)
-        if positions is not None and positions < input_shape[0]:
+        if positions is not None and 0 <= positions < input_shape[0]:  # XLNet, of any length, says -1
             raise ConfigError(f"{what} has {positions} positions, samples {input_shape[0]}; lower data.max_length")
     else:
         channels, height, width = _image(what, input_shape)
@@ -208,7 +208,7 @@ def _transformers_network(what: str, place: str, config: Any, kind: str, random:
     loader: Any = AutoModelForImageClassification if kind == "image" else AutoModelForSequenceClassification
     if type(config) not in loader._model_mapping:
         raise ConfigError(f"{what}: a {config.model_type} network has no form for {TASKS[kind]}; choose another")
-    with _library_errors(what, None if random else place):
+    with _library_errors(what, None if random else place, kind == "text"):
         if random:
             return loader.from_config(config, trust_remote_code=False), False
         before = logging.get_verbosity()
@@ -264,7 +264,7 @@ def _split(what: str, body: nn.Module, sample: Tensor, num_classes: int, start: 
 
     from flray.models.adapted import logits, split
 
-    with _library_errors(what, None), torch.no_grad():
+    with _library_errors(what, None, not sample.is_floating_point()), torch.no_grad():
         shape = tuple(logits(body.eval()(sample)).shape)
     if shape != (1, num_classes):
         raise ConfigError(f"{what} gives {list(shape)} for one sample, not [1, {num_classes}] logits; choose another")
@@ -306,8 +306,9 @@ def _classes_of(file: str, known: Any) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _library_errors(what: str, fetch: object) -> Iterator[None]:
-    """Turn an error of a library in the block into one `ConfigError` line; `fetch`: the checkpoint that it may lack."""
+def _library_errors(what: str, fetch: object, text: bool = False) -> Iterator[None]:
+    """Turn an error of a library in the block into one `ConfigError` line; `fetch`: the checkpoint that it may lack;
+    `text`: the network reads token ids."""
     try:
         yield
     except (ConfigError, MemoryError):  # `build_model` names the size
@@ -315,13 +316,14 @@ def _library_errors(what: str, fetch: object) -> Iterator[None]:
     except Exception as error:
         if "allocate memory" in str(error):
             raise
-        text = (str(error).strip() or type(error).__name__).split("\n")[0][:200]
-        hint = "check the model's options and data.resize, data.channels"
+        said = (str(error).strip() or type(error).__name__).split("\n")[0][:200]
+        sizes = "data.max_length, model.max_position_embeddings" if text else "data.resize, data.channels"
+        hint = f"check the model's options and {sizes}"
         if isinstance(fetch, str) and isinstance(error, OSError):
             hint = f"give a folder that holds it, or fetch it: hf download {fetch}"
             if Path(os.path.expanduser(fetch)).is_dir():
                 hint = "copy the weights there, or set model.pretrained to false for random ones"
-        raise ConfigError(f"{what} cannot be built ({text}); {hint}") from error
+        raise ConfigError(f"{what} cannot be built ({said}); {hint}") from error
 
 
 LIBRARIES: dict[str, tuple[Callable[..., Any], str]] = {

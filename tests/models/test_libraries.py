@@ -169,6 +169,22 @@ def test_networks_of_text_whose_padding_or_end_is_special_have_features(network,
     torch.testing.assert_close(module.head(module.features(x)), module(x))
 
 
+def test_positions_bound_the_length_of_texts_where_there_are_any():
+    """XLNet has none and says -1. RoBERTa's begin after its padding id 1: 14 are enough for 12 tokens, 12 are not."""
+    from flray.data.dataset import TextShape
+    from flray.data.splits import Vocabulary
+
+    shape = TextShape(12, Vocabulary(50, 1, 2))
+    module, _ = built("hf:xlnet", shape, 4, d_model=16, n_layer=1, n_head=2, d_inner=32)
+    assert module(torch.full((2, 12), 5)).shape == (2, 4)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    assert built("hf:roberta", shape, 4, **small, max_position_embeddings=14)[0].head.out_features == 4
+    with pytest.raises(ConfigError, match=r"has 11 positions, samples 12; lower data.max_length"):
+        built("hf:roberta", shape, 4, **small, max_position_embeddings=11)
+    with pytest.raises(ConfigError, match=r"check the model's options and data.max_length, model.max_position_embed"):
+        built("hf:roberta", shape, 4, **small, max_position_embeddings=12)
+
+
 @pytest.mark.parametrize(
     ("network", "small"),
     [
