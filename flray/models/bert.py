@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flray.core.schema.errors import ConfigError
 from flray.models.adapted import second_text
 from flray.models.base import Classifier
-from flray.models.hugging_face import check_shape, load_pretrained, unpadded
+from flray.models.hugging_face import OWN_TOKENIZER, check_shape, load_pretrained, reads_tokens, unpadded
 
 
 class Bert(Classifier):
@@ -100,10 +100,10 @@ def _load(name: str, num_tokens: int, dropout: float) -> Any:
     from transformers import BertModel
 
     def fit(config: Any) -> None:
-        if config.vocab_size != num_tokens:
+        if not reads_tokens(config, num_tokens):
             raise ConfigError(
                 f"model 'bert': pretrained {name!r} has {config.vocab_size} tokens and the data's tokenizer "
-                f"{num_tokens}; set data.tokenizer to the network's own"
+                f"{num_tokens}; {OWN_TOKENIZER}"
             )
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
 

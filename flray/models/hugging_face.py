@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flray.core.schema.errors import ConfigError
 
+OWN_TOKENIZER = "set data.tokenizer to the network's own (a longer table needs its files beside the weights)"
 _PADDED = ContextVar("padded", default=False)
 
 
@@ -41,6 +42,23 @@ def load_pretrained(model: str, kind: str, network: Any, name: str, fit: Callabl
         text = (str(error).strip() or type(error).__name__).split("\n")[0]
         hint = f"give a folder that holds it, or fetch it: hf download {name}"
         raise ConfigError(f"model {model!r}: pretrained {name!r} cannot be loaded ({text}); {hint}") from error
+
+
+def reads_tokens(config: Any, num_tokens: int) -> bool:
+    """Whether a checkpoint's table of tokens is for the `num_tokens` of the data's tokenizer.
+
+    The table has as many rows, or more (DeBERTa and ModernBERT fill it up to a round number), and the tokenizer beside
+    the checkpoint has `num_tokens`. `config` is that of the checkpoint, as transformers read it.
+    """
+    if config.vocab_size <= num_tokens:
+        return bool(config.vocab_size == num_tokens)
+    from transformers import AutoTokenizer
+
+    try:
+        own = AutoTokenizer.from_pretrained(config.name_or_path, local_files_only=True, trust_remote_code=False)
+    except Exception:  # the library raises many kinds where there is none
+        return False
+    return max(own.get_vocab().values()) + 1 == num_tokens
 
 
 def check_shape(model: str, shape: Mapping[str, int], kind: type, pretrained: str | None) -> None:

@@ -175,9 +175,11 @@ def _fit(
     random: bool,
 ) -> None:
     """Set the sizes of the data in a configuration. Raises `ConfigError` for those that a checkpoint cannot have."""
+    from flray.models.hugging_face import OWN_TOKENIZER, reads_tokens
+
     config.num_labels = num_classes
     if num_tokens is not None:
-        wanted = {"vocab_size": (num_tokens, "set data.tokenizer to the network's own")}
+        wanted = {"vocab_size": (num_tokens, OWN_TOKENIZER)}
         config.pad_token_id = pad_token
         positions = getattr(config, "max_position_embeddings", None)
         if positions is not None and 0 <= positions < input_shape[0]:  # XLNet, of any length, says -1
@@ -192,6 +194,8 @@ def _fit(
     for key, (value, hint) in wanted.items():
         own = getattr(config, key, None)
         if own is None or own == value or list(own if isinstance(own, list | tuple) else [own] * 2) == [value] * 2:
+            continue
+        if key == "vocab_size" and not random and reads_tokens(config, value):
             continue
         if not random:
             raise ConfigError(f"{what}: its weights are for {key} {own}, the data have {value}; {hint}")

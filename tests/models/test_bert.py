@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, BertModel, GPT2Config
+from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast, GPT2Config
 
 from flray.core.network.objective import Objective
 from flray.core.schema.errors import ConfigError
@@ -70,6 +70,26 @@ def test_forward_is_that_of_bert_for_sequence_classification(folder):
     for level, states in zip(levels[:3], expected.hidden_states[1:], strict=True):
         torch.testing.assert_close(level, states[:, 0])
     torch.testing.assert_close(ours.head(torch.tanh(levels[3])), logits)
+
+
+def test_a_table_longer_than_its_own_tokenizer_keeps_its_rows(folder):
+    """40 rows for 37 tokens, as DeBERTa-v3 and ModernBERT have more rows than tokens. Another tokenizer of 36 is
+    refused, and so is one of 37 while no tokenizer beside the weights says that it is theirs."""
+    fewer = {"pretrained": str(folder), "vocabulary": Vocabulary(37, 0, 3)}
+    with pytest.raises(ConfigError, match=r"has 40 tokens and the data's tokenizer 37; set data.tokenizer"):
+        make(**fewer)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(32))]
+    BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}).save_pretrained(folder)
+    theirs = BertModel.from_pretrained(folder).state_dict()["embeddings.word_embeddings.weight"]
+    assert len(theirs) == 40 and torch.equal(make(**fewer).bert.embeddings.word_embeddings.weight, theirs)
+    by_name = build_model(ModelConfig(name=f"hf:{folder}"), TextShape(12, Vocabulary(37, 0, 3)), 3, 0)
+    assert torch.equal(by_name.state_dict()["body.network.bert.embeddings.word_embeddings.weight"], theirs)
+    for size in (36, 41):
+        vocabulary = Vocabulary(size, 0, 3)
+        with pytest.raises(ConfigError, match=f"the data's tokenizer {size}; set data.tokenizer to the network's own"):
+            make(**fewer | {"vocabulary": vocabulary})
+        with pytest.raises(ConfigError, match=f"for vocab_size 40, the data have {size}; set data.tokenizer"):
+            build_model(ModelConfig(name=f"hf:{folder}"), TextShape(12, vocabulary), 3, 0)
 
 
 def test_head_of_features_with_the_head_last():
