@@ -18,8 +18,8 @@ from flray.config.experiment import Experiment
 from flray.config.schedule import Version
 from flray.core.messages import Message, ServerState, to_torch
 from flray.core.network.attributes import content
-from flray.core.network.frozen import Frozen, HeadRows
-from flray.core.network.layout import Layout
+from flray.core.network.frozen import Frozen, HeadRows, class_tables
+from flray.core.network.layout import Entry, Layout
 from flray.core.network.networks import cast_trained, objectives
 from flray.core.network.objective import Objective
 from flray.core.protocol import seeding
@@ -56,6 +56,9 @@ def in_force(versions: Sequence[Version], clock: Clock) -> Algorithm:
     """The algorithm of a clock; a task's end and the tests after a round have the version of that round."""
     round = clock.done + (clock.phase in ("round", "task_begin"))
     return [version.algorithm for version in versions if version.from_round <= max(round, 1)][-1]
+
+
+PROBED = 32  # samples that tell the rows of classes from those of a hidden layer
 
 
 class TaskSummary(NamedTuple):
@@ -213,6 +216,11 @@ class Runtime:
             raise ConfigError(
                 "tasks.freeze: statistics: the model has no running statistics of batch norm; leave it out"
             )
+        tables: tuple[Entry, ...] = ()
+        if self._classes:
+            with preserve_globals(self.objective.device):
+                tables = class_tables(self.objective, self._classes[0].size, functools.partial(self._samples, PROBED))
+            self.objective.restore_state()
         frozen = {}
         for task in range(len(self.summary.stages)):
             rows = None
@@ -225,7 +233,13 @@ class Runtime:
                     fixed[classes.old.index] = True
                 if "older_heads" in config.freeze:
                     self._fix_older(task, unreached, fixed)
-                rows = HeadRows(unreached, fixed & unreached) if unreached.any() else None
+                if fixed.any() and not tables and any(self.objective.in_head):
+                    raise ConfigError(
+                        f"tasks.freeze: {', '.join(config.freeze)}: the head of {type(self.objective.module).__name__} "
+                        "has no layer whose rows are those of single classes, so there is no old head to freeze; leave "
+                        "it out"
+                    )
+                rows = HeadRows(unreached, fixed & unreached, tables) if unreached.any() else None
             norms = bool(task) and "statistics" in config.freeze
             if (early and task) or rows is not None or norms:
                 part = "early" if early and task else None

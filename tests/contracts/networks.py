@@ -66,3 +66,26 @@ class Pictured(Classifier):
     def features(self, x: Tensor) -> Tensor:
         x = x[:, None, :, None] if x.dim() == 2 else x
         return torch.nn.functional.adaptive_avg_pool2d(torch.relu(self.norm(self.conv(x))), 2).flatten(1)
+
+
+class DeepHead(nn.Module):
+    """A head of two layers, the hidden one of which is as wide as there are classes."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(input_shape[0], 8)
+        self.head = nn.Sequential(nn.Tanh(), nn.Linear(8, num_classes), nn.Tanh(), nn.Linear(num_classes, num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(x))
+
+
+class ColumnHead(nn.Module):
+    """A head whose weight has a column for each class."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.head = nn.ParameterList([nn.Parameter(0.1 * torch.randn(input_shape[0], num_classes))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.head[0]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import parametrizations
 
 from flray.algorithms import ALGORITHMS
 from flray.algorithms.fedavg import FedAvg
 from flray.contracts.played import Local
-from flray.core.network.frozen import Frozen
+from flray.core.network.frozen import Frozen, class_tables
 from flray.core.network.objective import BoundModel, Objective
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
@@ -191,6 +193,70 @@ def test_rows_that_nothing_reads_stay_to_the_bit(name, freeze, tmp_path):
         assert torch.equal(middle[old], end[old]) != moves
 
 
+class Summed(nn.Module):
+    """The mean of two last layers, times a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(5, 4), nn.Linear(5, 4)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.scale * (self.one(x) + self.other(x)) / 2
+
+
+def of_zeros(layer):
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("head", "rows"),
+    [
+        (lambda: nn.Linear(5, 4), {"weight", "bias"}),
+        (lambda: parametrizations.weight_norm(nn.Linear(5, 4)),
+         {"bias", "parametrizations.weight.original0", "parametrizations.weight.original1"}),
+        (lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), {"0.weight", "0.bias", "1.weight", "1.bias"}),
+        (Summed, {"one.weight", "one.bias", "other.weight", "other.bias"}),
+        (lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4)), {"2.weight", "2.bias"}),
+        (lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), of_zeros(nn.Linear(4, 4))), {"2.weight", "2.bias"}),
+        (lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 6), nn.Linear(6, 4), nn.LogSoftmax(1)),
+         {"2.weight", "2.bias"}),
+    ],
+    ids=["one", "weight norm", "batch norm", "mean of two", "hidden", "zeros", "log softmax"],
+)  # fmt: skip
+def test_rows_of_classes_reach_one_logit(head, rows):
+    """By hand from the layers: row c of a last layer is in logit c alone, a hidden row of four is in all four."""
+
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.head = nn.Linear(3, 5), head()
+
+        def forward(self, x):
+            return self.head(self.first(x))
+
+    torch.manual_seed(0)
+    objective = Objective(Whole())
+    found = class_tables(objective, 4, lambda: torch.randn(32, 3, generator=torch.Generator().manual_seed(1)))
+    assert {entry.name.removeprefix("head.") for entry in found} == rows
+
+
+@pytest.mark.parametrize("freeze", ["unreached", "old_heads"])
+def test_a_hidden_layer_as_wide_as_the_classes_is_no_head(tmp_path, freeze):
+    """Its rows were frozen as those of old classes; and since a gradient reaches them, rows of the last layer that
+    nothing reads decayed."""
+    model, tasks = {"name": "tests.contracts.networks:DeepHead"}, {"num_tasks": 2, "class_order": "natural"}
+    run = Local(experiment("fedavg", OPTIONS, model=model, tasks={**tasks, "freeze": freeze}, rounds=1), tmp_path)
+    middle, end = run.play(1), run.play(1)
+    objective, old = run.server.runtime.objective, run.server.runtime.context(Clock()).classes.new.index
+    before, after = objective.views(middle.w), objective.views(end.w)
+    for leaf in ("weight", "bias"):
+        assert torch.equal(before[f"head.3.{leaf}"][old], after[f"head.3.{leaf}"][old])
+        assert not any(map(torch.equal, before[f"head.1.{leaf}"], after[f"head.1.{leaf}"])), "every hidden row moves"
+
+
 def test_older_heads_are_fixed_and_the_two_before_this_task_decay(tmp_path):
     """FedProTIP's code from random weights (`generate_fc`: heads i < t - 2 have no gradient, those of t - 2 and t - 1 a
     zero one). One client, a step a task with rate 0.1 and decay 0.5: a head that decays is 0.95 of what it was."""
@@ -246,17 +312,22 @@ def freezing(*what):
     return {"model": {"name": "mlp"}, "tasks": {"num_tasks": 3, "freeze": what}}
 
 
+def columns(*what):
+    return {**freezing(*what), "model": {"name": "tests.contracts.networks:ColumnHead"}}
+
+
 @pytest.mark.parametrize(
     ("name", "options", "sections", "says"),
     [
         ("fedavg", {}, freezing("early"), ("MLP", "`early`", "resnet18", "vit")),
         ("fedavg", {}, freezing("statistics"), ("tasks.freeze", "statistics")),
         ("fedavg", {}, freezing("none", "early"), ("tasks.freeze:", "none")),
+        ("fedavg", {}, columns("old_heads"), ("tasks.freeze: old_heads", "ColumnHead", "leave it out")),
         ("target", {"freeze": "early"}, {}, ("algorithm.freeze:", "tasks.")),
         ("target", {"frozen_bn_stats": "early"}, {}, ("algorithm.frozen_bn_stats:", "tasks.")),
         ("target", {"old_heads": "early"}, {}, ("algorithm.old_heads:", "tasks.")),
     ],
-    ids=["no early layers", "no statistics", "none and more", "freeze", "frozen_bn_stats", "old_heads"],
+    ids=["no early layers", "no statistics", "none and more", "no rows", "freeze", "frozen_bn_stats", "old_heads"],
 )
 def test_what_cannot_be_frozen_says_so(tmp_path, name, options, sections, says):
     with pytest.raises(ConfigError, match=facts(*says)):

@@ -7,7 +7,7 @@ its parameters have no gradient; neither do frozen rows change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,16 +15,19 @@ import torch
 from torch import Tensor
 
 from flray.core.messages import ServerState
+from flray.core.network.layout import Entry
 from flray.core.network.module_state import Local
 from flray.core.network.objective import BoundModel, Objective
 from flray.core.network.parts import ModuleMode, ModuleModes
 
 
 class HeadRows(NamedTuple):
-    """The frozen rows of the head, bool `[C]` each: `unreached` until a gradient reaches them, `fixed` always."""
+    """The frozen rows of the head, bool `[C]` each: `unreached` until a gradient reaches them, `fixed` always.
+    `tables`: the places of the tensors with these rows (:func:`class_tables`)."""
 
     unreached: Tensor
     fixed: Tensor
+    tables: tuple[Entry, ...]
 
 
 class Frozen(Objective):
@@ -56,8 +59,7 @@ class Frozen(Objective):
         self._part, self._statistics, self._names, self._rows = part, statistics, names, rows
         self._norms: dict[str, ModuleMode] = dict.fromkeys(owners, "eval")
         size = 0 if rows is None else len(rows.fixed)
-        entries = zip(self.layout.entries, self.in_head, strict=True)
-        self._tables = [e for e, in_head in entries if in_head and e.name not in names and e.shape[0] == size]
+        self._tables = [] if rows is None else [entry for entry in rows.tables if entry.name not in names]
         self._reached_rows = torch.zeros(size, dtype=torch.bool, device=self.device)
         self._mask: Tensor | None = None
 
@@ -134,6 +136,37 @@ class Frozen(Objective):
                 yield
         finally:
             self._reached_rows = before
+
+
+def class_tables(objective: Objective, classes: int, samples: Callable[[], Tensor]) -> tuple[Entry, ...]:
+    """The tensors of the head with a row for each of C `classes`: row c reaches no other logit than that of class c.
+
+    A hidden layer of the head may have C rows by chance. So where another layer than the last one has C rows, the
+    `samples [B, ...]` are read, in eval mode: a row of a hidden layer reaches the difference of any two logits.
+    """
+    entries = zip(objective.layout.entries, objective.in_head, strict=True)
+    head = [(place, entry) for place, (entry, in_head) in enumerate(entries) if in_head]
+    tables = [(place, entry) for place, entry in head if entry.shape[:1] == (classes,)]
+    if {_layer(entry) for _, entry in tables} <= {_layer(entry) for _, entry in head[-1:]}:
+        return tuple(entry for _, entry in tables)
+    w, b = objective.initial()
+    # near the first point, because a last layer of zeros hides what is before it
+    w += 0.01 * torch.randn(len(w), dtype=w.dtype, generator=torch.Generator().manual_seed(0)).to(w.device)
+    model = objective.at(w, b, "eval", grad=True)
+    logits, leaves = model(samples().to(objective.device)), [model.leaves[place] for place, _ in tables]
+    shared = [False] * len(tables)
+    for first, second in ((0, 1), (-2, -1)):
+        others = torch.ones(classes, dtype=torch.bool, device=objective.device)
+        others[[first, second]] = False
+        difference = (logits[:, first] - logits[:, second]).sum()
+        gradients = torch.autograd.grad(difference, leaves, retain_graph=True, materialize_grads=True)
+        shared = [found or bool(g[others].any()) for found, g in zip(shared, gradients, strict=True)]
+    return tuple(entry for (_, entry), found in zip(tables, shared, strict=True) if not found)
+
+
+def _layer(entry: Entry) -> str:
+    """The name of the layer that a parameter belongs to, if only as part of a parametrization."""
+    return entry.name.rpartition(".")[0].partition(".parametrizations")[0]
 
 
 def begin(objective: Objective, others: Iterable[Objective] = (), local: Local | None = None) -> None:
