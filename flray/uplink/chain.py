@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.schema.errors import ConfigError, OwnCodeError, kind_of, named, shown
+from flray.core.schema.own import HOME
 from flray.core.schema.registry import IMPORT_PATH, MAIN, Registry, module_name
 from flray.core.schema.section import dumped, one_line
 from flray.uplink.attack import Attack
@@ -96,18 +97,28 @@ class Uplink:
         return self.compressor is not None and self.compressor.feedback
 
     def _check(self) -> None:
-        """Raises `ConfigError` for two compressors, two noises, noise without a clip before it, and what stands behind
-        noise of the server."""
+        """Raises `ConfigError` for two compressors, two noises, noise without a clip before it, what stands behind
+        noise, and what a user's class does to the mean that noise of the server is made for."""
         for what, kind in (("compress", Compressor), ("add noise", Gaussian)):
             names = [step.address for step in self.steps if isinstance(step.transform, kind)]
             if len(names) > 1:
                 raise ConfigError(f"uplink: {' and '.join(names)} both {what}; leave one of them out")
         if self.gaussian is None:
             return
-        noise = [step.address for step in self.steps].index("gaussian")
+        noise, name = next((i, step.address) for i, step in enumerate(self.steps) if step.transform is self.gaussian)
+        if name != "gaussian":
+            raise ConfigError(
+                f"uplink: {name} is a gaussian of your own, whose epsilon flray cannot know; take gaussian"
+            )
         clips = [step.transform for step in self.steps[:noise] if isinstance(step.transform, Clip)]
         if not clips:
             raise ConfigError("uplink: gaussian needs a bound of each update; write {name: clip, norm: 1.0} before it")
+        pooled = [step.address for step in self.steps if _is_own(step.transform.pooled)]
+        if self.private and pooled:
+            raise ConfigError(
+                f"uplink: gaussian's noise is made for the mean of clipped updates, and {pooled[0]}.pooled may change "
+                "that mean; leave one of the two out, or do it in an aggregation of your own, which gets the noisy mean"
+            )
         if noise + 1 < len(self.steps):
             later = self.steps[noise + 1].address
             raise ConfigError(f"uplink: gaussian's noise comes last, and {later} stands behind it; move it before")
@@ -173,8 +184,10 @@ class Uplink:
             before, sent = sent, _passed(transform.client, senders[address], sent)
             if i < attack and isinstance(transform, Clip):  # an attacker clips nothing
                 sent = sent._replace(w=before.w, bounded=False)
+            if self.gaussian is not None and _is_own(transform.client):
+                sent = _bounded(transform, senders[address], before, sent)
         for address, transform in self.steps:
-            sent = _passed(transform.server, senders[address], sent)
+            sent = _passed(transform.server, senders[address], sent)._replace(norm=sent.norm)
         return sent
 
     def of_mean(
@@ -203,6 +216,19 @@ class Uplink:
 
 def _attacks(step: Step, sender: Sender) -> bool:
     return isinstance(step.transform, Attack) and step.transform.is_attacker(sender)
+
+
+def _is_own(method: Callable[..., Any]) -> bool:
+    """Whether a method is of a user's class."""
+    return not method.__module__.startswith(HOME)
+
+
+def _bounded(transform: Transform, sender: Sender, before: Sent, sent: Sent) -> Sent:
+    """What a user's class made of an update `before`, with the norm for which the noise is made, and whether w is
+    within it: measured, because a write through NumPy or `.data` leaves no trace."""
+    norm = transform.bound(sender) if isinstance(transform, Clip) else before.norm
+    within = norm is not None and float(sent.w.norm()) <= norm * (1 + 1e-5)  # clipping rounds
+    return sent._replace(norm=norm, bounded=sent.bounded and within)
 
 
 # the section `uplink` -----------------------------------------------------------------------------

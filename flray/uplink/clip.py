@@ -41,10 +41,14 @@ class Clip(Transform, frozen=True):
     )
 
     def client(self, sender: Sender, sent: Sent) -> Sent:
-        norm = self.norm if sender.state is None else float(sender.state)
+        norm = self.bound(sender)
         within = float(sent.w.norm()) <= norm
         bits = {**sent.bits, sender.address: within} if self.adaptive is not None else sent.bits
         return sent._replace(w=clipped(sent.w, norm), norm=norm, bounded=True, bits=bits)
+
+    def bound(self, sender: Sender) -> float:
+        """The norm of this round."""
+        return self.norm if sender.state is None else float(sender.state)
 
     def start(self, plan: Plan) -> Any:
         return None if self.adaptive is None else self.norm

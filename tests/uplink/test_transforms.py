@@ -140,6 +140,43 @@ def test_each_adaptive_clip_has_its_norm_and_share_in_the_row():
     assert after.metrics == {"clip/norm": 1.0, "clip/within": 0.25}
 
 
+class Larger(Transform, frozen=True):
+    """Sends a thousand times the update, and says that it is within another norm."""
+
+    way: str = "new"
+
+    def client(self, sender, sent):
+        if self.way == "same":
+            return sent
+        if self.way == "new":
+            return sent._replace(w=sent.w * 1000.0)
+        if self.way == "norm":
+            return sent._replace(w=sent.w * 1000.0, norm=1e6, bounded=True)
+        sent.w.numpy()[:] *= 1000.0  # which no counter of writes sees
+        return sent
+
+
+class ClipsLittle(Clip, frozen=True):
+    """Sends what it was given, and says that it is within another norm."""
+
+    def client(self, sender, sent):
+        return sent._replace(norm=1e6, bounded=True)
+
+
+@pytest.mark.parametrize("where", ["server", "client"])
+@pytest.mark.parametrize("step", [*(Larger(way=way) for way in ("new", "norm", "numpy")), ClipsLittle(norm=1.0)])
+def test_noise_is_of_the_norm_of_the_clip_whatever_a_transform_of_ones_own_makes_of_it(step, where):
+    """z = 1e-6: the noise is lost beside an update of norm 1."""
+    sent = way(Clip(norm=1.0), step, Gaussian(noise=1e-6, where=where), x=X.clone())
+    assert sent.w.tolist() == pytest.approx([0.6, 0.8, 0.0], abs=1e-4) and sent.norm == 1.0
+    alike = [way(Clip(norm=1.0), *own, Gaussian(noise=1.0, where=where)) for own in ((), (Larger(way="same"),))]
+    assert torch.equal(alike[0].w, alike[1].w), "an update that is left alone keeps its bits"
+
+
+class Less(Gaussian, frozen=True):
+    """Noise of one's own."""
+
+
 class Reports(Transform, frozen=True):
     """Reports a value as the metric `mine/NAME`, or writes it into those that it got."""
 
@@ -287,6 +324,9 @@ def test_noise_on_the_bits_is_paid_by_more_noise_on_the_updates():
         ((Gaussian(noise=1.0),), "gaussian needs a bound of each update"),
         ((Gaussian(noise=1.0), Clip()), "gaussian needs a bound of each update"),
         ((Clip(), Gaussian(noise=1.0), TopK()), "topk stands behind it; move it before"),
+        ((Clip(), Less(noise=1.0)), "Less is a gaussian of your own, whose epsilon flray cannot know; take gaussian"),
+        ((Clip(), Makes(), Gaussian(noise=1.0)), "Makes.pooled may change that mean; leave one of the two out"),
+        ((Clip(), Gaussian(noise=1.0), Makes()), "Makes.pooled may change that mean; leave one of the two out"),
         ((Clip(), Gaussian(noise=1.0), Gaussian(noise=1.0)), "gaussian and gaussian 2 both add noise"),
         ((TopK(), TopK()), "topk and topk 2 both compress"),
         ((Clip(), TopK(), Gaussian(noise=1.0, where="client")), "with gaussian.where: client"),
@@ -295,6 +335,10 @@ def test_noise_on_the_bits_is_paid_by_more_noise_on_the_updates():
 def test_what_does_not_fit_together_is_one_line(transforms, words):
     with pytest.raises(ConfigError, match=words):
         Uplink(transforms)
+
+
+def test_the_mean_of_updates_that_clients_made_private_is_free():
+    assert Uplink((Clip(), Makes(), Gaussian(noise=1.0, where="client")))
 
 
 def test_noise_or_epsilon():
