@@ -59,6 +59,7 @@ from flray.rundir.client_store import ClientStore, MemoryStore
 from flray.rundir.progress_file import ProgressFile
 from flray.rundir.run_store import FinalModel
 from flray.scenario import Work
+from flray.uplink.fits import private_cohort
 from flray.uplink.transform import Received
 from flray.uplink.travel import own_state, stores_residuals
 
@@ -318,7 +319,8 @@ class Server:
         with self._errors_of(exchange.finish, clock), self._batches_of_one(clock):
             begin(ctx.objective, ctx.net.values())
             work = exchange.server_work
-            returned = work(ctx, self.state) if work else exchange.finish(ctx, self.state, updates, cohort)
+            seen = private_cohort(self.algorithm, cohort) if self.runtime.uplink.private else cohort
+            returned = work(ctx, self.state) if work else exchange.finish(ctx, self.state, updates, seen)
             self.runtime.check_networks()
             check(returned, ("state", "metrics"), exchange.finish)
             state = sendable(returned[0], exchange.finish, "server state", stored=True)

@@ -3,8 +3,13 @@ depends on a client's samples reaches the server in `w` of the training update, 
 
 from __future__ import annotations
 
-import torch
+import dataclasses
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from flray.core.messages import Cohort
 from flray.core.network.frozen import reached_rows
 from flray.core.network.objective import Objective
 from flray.core.protocol.aggregation import Aggregation
@@ -14,6 +19,7 @@ from flray.core.schema.errors import ConfigError
 from flray.uplink.chain import Uplink
 
 STATISTICS = "batch-norm statistics are not made private; set algorithm.buffers: keep, or a model without batch norm"
+SIZES = (1, 2, 5, 50, 500, 50_000)  # of clients, to see before round 1 whether all count the same
 OTHERWISE = "choose another algorithm, or leave gaussian out"
 
 
@@ -47,6 +53,37 @@ def _unequal(algorithm: Algorithm, rule: AggregationSection | None) -> str:
     asks = isinstance(rule, Aggregation) and type(rule).asks_again is not Aggregation.asks_again
     if rule is not None and (rule.pooled != "mean" or asks):
         return f"{type(rule).__name__} reads more of clients than the mean of w; take aggregation: mean, or fedadam"
-    if len(set(algorithm.weights(torch.tensor([1, 2, 5])).tolist())) > 1:
-        return f"{name} weighs clients by their samples; set algorithm.weighting: uniform, or {OTHERWISE}"
-    return ""
+    return _weighing(algorithm, algorithm.weights(torch.tensor(SIZES)))
+
+
+def _weighing(algorithm: Algorithm, weights: Tensor) -> str:
+    """A sentence if these `weights [K]` are not all the same."""
+    if len(set(weights.tolist())) < 2:
+        return ""
+    name = type(algorithm).__name__
+    return f"{name} weighs clients by their samples; set algorithm.weighting: uniform, or {OTHERWISE}"
+
+
+class PrivateCohort(Cohort):
+    """A cohort as the server half of a private run reads it: `weights [K]` alone."""
+
+    client_ids: Tensor = dataclasses.field(init=False, repr=False)
+    num_examples: Tensor = dataclasses.field(init=False, repr=False)
+    num_steps: Tensor = dataclasses.field(init=False, repr=False)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises `ConfigError` for what is of single clients."""
+        if name in type(self).__dataclass_fields__:
+            raise ConfigError(
+                f"uplink.gaussian: the server half reads cohort.{name}, which is of single clients and not made "
+                "private; read cohort.weights, or leave gaussian out"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def private_cohort(algorithm: Algorithm, cohort: Cohort) -> PrivateCohort:
+    """What a server half reads of the `cohort` of a private run. Raises `ConfigError` if not all clients count the
+    same."""
+    if reason := _weighing(algorithm, cohort.weights):
+        raise ConfigError(f"uplink.gaussian: {reason}")
+    return PrivateCohort(weights=cohort.weights)

@@ -15,6 +15,8 @@ from flray.algorithms.fedavg import FedAvg
 from flray.config.experiment import CohortConfig
 from flray.config.suited import cautions
 from flray.contracts.played import Local, bits, executor_of
+from flray.core.messages import Cohort
+from flray.core.protocol.aggregation import Aggregated, Aggregation
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
@@ -22,6 +24,7 @@ from flray.doctor import examine
 from flray.engine.cohort import sample_cohort
 from flray.engine.prepare import build_data, build_scenario
 from flray.uplink import Received, Receiver, accountant
+from flray.uplink.fits import private_cohort
 from flray.uplink.gaussian import Gaussian
 from tests.contracts.table import experiment
 from tests.support.outcome import contents
@@ -325,6 +328,47 @@ def test_cohorts_of_a_file_have_no_epsilon(tmp_path):
     (tmp_path / "cohorts.csv").write_text("round,client\n1,0\n2,1\n3,2\n")
     with pytest.raises(ConfigError, match=r"uplink\.gaussian: epsilon holds for cohorts that are drawn"):
         private(cohort={"from": str(tmp_path / "cohorts.csv")})
+
+
+class Unlike(FedAvg, frozen=True):
+    """Clients with more than `few` samples count twice."""
+
+    few: int = 5
+
+    def weights(self, num_examples):
+        w = 1 + (num_examples > self.few).double()
+        return w / w.sum()
+
+
+def test_weights_that_differ_at_any_size_are_refused(tmp_path):
+    """Before round 1 at sizes of up to 50,000, else in the round whose clients count differently."""
+    many, more = (Unlike(few=few, weighting="uniform", buffers="keep") for few in (40_000, 60_000))
+    with pytest.raises(ConfigError, match="Unlike weighs clients by their samples"):
+        Local(private().model_copy(update={"algorithm": many}), tmp_path / "many")
+    Local(private().model_copy(update={"algorithm": more}), tmp_path / "more").play(1)
+    cohort = Cohort(*torch.tensor([[0, 1], [60_000, 60_001], [1, 1]]), torch.tensor([1 / 3, 2 / 3]).double())
+    with pytest.raises(ConfigError, match="Unlike weighs clients by their samples"):
+        private_cohort(more, cohort)
+
+
+class Steps(Aggregation, frozen=True):
+    """Half a step of the mean, or one that reads `field` of the cohort."""
+
+    field: str = "weights"
+
+    def combine(self, ctx, own, before, updates, cohort, buffers):
+        assert abs(float(getattr(cohort, self.field).sum()) - 1) < 1e-9
+        return Aggregated(before.w + (updates.w - before.w) / 2, updates.b)
+
+
+def test_a_rule_of_ones_own_reads_the_mean_and_nothing_of_single_clients(tmp_path):
+    before = Local(private(aggregation=Steps()), tmp_path / "own")
+    w, plain = before.state.w.clone(), Local(private(), tmp_path / "mean").play(1).w
+    torch.testing.assert_close(before.play(1).w, w + (plain - w) / 2)
+    for field in ("num_examples", "num_steps", "client_ids"):
+        local = Local(private(aggregation=Steps(field=field)), tmp_path / field)
+        with pytest.raises(ConfigError, match=rf"uplink\.gaussian: the server half reads cohort\.{field}, which is of"):
+            local.play(1)
 
 
 class More(FedAvg, frozen=True):
