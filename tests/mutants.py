@@ -773,7 +773,7 @@ MUTANTS = (
     Mutant("results/axes.py", "return place.cumsum()", "return place", "results/test_targets.py"),
     Mutant("engine/client.py", "self._rows | rows", "self._rows & rows", "engine/test_exchanges.py"),
     # what people bring, and what is said of their runs
-    Mutant("engine/blame.py", "{**before, **now} if name not in new]", "{}]", "engine/test_own_slips.py"),
+    Mutant("engine/blame.py", "in {**before, **now}.items()", "in {}.items()", "engine/test_own_slips.py"),
     Mutant("engine/runtime.py", "if experiment.draws_among_all else 1.0", "if True else 1.0", "uplink/test_private.py"),
     Mutant("engine/runtime.py", "rounds[clock.task :] =", "rounds[: clock.task + 1] =", "uplink/test_private.py"),
     Mutant("engine/arrivals.py", "share is not None and lost.all()", "share is None", "engine/test_availability.py"),

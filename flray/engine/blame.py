@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from flray.core.network.attributes import digest, is_data
+from flray.core.network.attributes import attributes_of, digest, is_data, is_plain
 from flray.core.protocol.aggregation import Aggregation
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
@@ -97,7 +97,7 @@ def server_never_started(error: ServerLostError) -> ResourceError:
 # inputs that are written into -------------------------------------------------------------------
 class Standing:
     """What classes of the user's own (an algorithm, a rule, transforms, probes) hold beside their states: fields,
-    private attributes, and data of the class.
+    private attributes, data of the class, and these of the sections and objects in them.
 
     A method that changes one of them stores a state where no other process and no resume finds it.
     """
@@ -111,9 +111,11 @@ class Standing:
         """Raises `AlgorithmError` for what has changed since; `when` in words."""
         for part, before in zip(self._parts, self._before, strict=True):
             now = _attributes(part)
-            new = _computed(part) - (before.keys() & now.keys())  # a value that is computed once may appear and go
-            for name in [name for name in {**before, **now} if name not in new]:
-                if name not in before or name not in now or not before[name].is_same(now[name]):
+            for name, some in {**before, **now}.items():
+                both = name in before and name in now
+                if not both and some.computed:  # a value that is computed once may appear and go
+                    continue
+                if not both or not before[name].is_same(now[name]):
                     raise AlgorithmError(
                         f"{type(part).__name__}: self.{name} changed {when}; a process keeps nothing of it: return "
                         f"what changes in {_home(part)} (a value that is computed once, and not written into: "
@@ -137,9 +139,12 @@ def _home(part: Section) -> str:
 
 LARGE = 2**20  # bytes of a tensor or an array from which on less than its values is compared, at each chunk
 
+NESTED = 4  # objects within objects that are looked at
+
 
 class Attribute(NamedTuple):
-    """An attribute: the objects that it is and that it contains, and a mark of the data in it.
+    """An attribute: the objects that it is and that it contains, a mark of the data in it, and whether it is a cached
+    property or in one.
 
     The mark of a tensor above `LARGE` is its counter of writes; that of a NumPy array above it, which has none, is of
     `LARGE` bytes of its values at fixed random places, so that a write into few others is not seen.
@@ -147,37 +152,39 @@ class Attribute(NamedTuple):
 
     objects: tuple[Any, ...]
     mark: Any
+    computed: bool = False
 
     @classmethod
-    def of(cls, value: Any) -> Attribute:
+    def of(cls, value: Any, computed: bool = False) -> Attribute:
         inside = [*value, *value.values()] if isinstance(value, dict) else value
         objects = (value, *inside) if isinstance(value, dict | list | set | deque) else (value,)
         if isinstance(value, Tensor) and value.nbytes > LARGE and not value.is_inference():
-            return cls(objects, value._version)
+            return cls(objects, value._version, computed)
         if isinstance(value, np.ndarray) and value.nbytes > LARGE:
             places = np.random.default_rng(0).integers(value.size, size=LARGE // value.itemsize)
-            return cls(objects, (value.dtype, value.shape, digest(value.flat[places])))
-        return cls(objects, digest(value) if is_data(value) else None)
+            return cls(objects, (value.dtype, value.shape, digest(value.flat[places])), computed)
+        return cls(objects, digest(value) if is_data(value) else None, computed)
 
     def is_same(self, other: Attribute) -> bool:
         alike = len(self.objects) == len(other.objects) and self.mark == other.mark
         return alike and all(a is b for a, b in zip(self.objects, other.objects, strict=True))
 
 
-def _attributes(part: Section) -> dict[str, Attribute]:
-    """By name the fields and private attributes of a section, and the data in the user's own classes of it."""
+def _attributes(part: Any, computed: bool = False, within: tuple[Any, ...] = ()) -> dict[str, Attribute]:
+    """By name the fields and private attributes of an object, the data in the user's own classes of it, and those of
+    the objects in them: `detector._past`. `computed`: of a cached property; `within`: the objects around it."""
     parents = type(part).__mro__
     own = [kind for kind in parents if not kind.__module__.startswith(("flray.", "pydantic", "abc", "builtins"))]
     classes = {name: value for kind in reversed(own) for name, value in vars(kind).items()}
-    shared = {n: v for n, v in classes.items() if not n.startswith(("__", "model_")) and is_data(v)}
-    every = {**shared, **vars(part), **(part.__pydantic_private__ or {})}
-    return {name: Attribute.of(value) for name, value in every.items()}
-
-
-def _computed(part: Section) -> set[str]:
-    """The names of a section's cached properties."""
-    parents = type(part).__mro__
-    return {name for kind in parents for name, value in vars(kind).items() if isinstance(value, cached_property)}
+    shared = {n: v for n, v in classes.items() if not n.startswith(("__", "model_")) and (is_data(v) or is_plain(v))}
+    once = {name for kind in parents for name, value in vars(kind).items() if isinstance(value, cached_property)}
+    around, found = (*within, part), dict[str, Attribute]()
+    for name, value in {**shared, **attributes_of(part)}.items():
+        found[name] = Attribute.of(value, computed or name in once)
+        if is_plain(value) and len(around) < NESTED and all(value is not one for one in around):
+            inside = _attributes(value, computed or name in once, around)
+            found |= {f"{name}.{inner}": attribute for inner, attribute in inside.items()}
+    return found
 
 
 def write_error(algorithm: Algorithm, exchange: Exchange) -> AlgorithmError:

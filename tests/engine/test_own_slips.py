@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import logging
 import re
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from pydantic import PrivateAttr
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -22,6 +24,8 @@ from flray.core.network.attributes import digest
 from flray.core.protocol.aggregation import Aggregated, Aggregation
 from flray.core.protocol.probe import Probe
 from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
+from flray.core.schema.hp import hp
+from flray.core.schema.section import Section
 from flray.data import DataConfig, load_dataset
 from flray.data.sources import SOURCES
 from flray.data.splits import Split, Splits
@@ -333,6 +337,85 @@ class Watches(Probe, frozen=True):
 
 class OfSource(Outside, frozen=True):
     """Its cached property is its parent's."""
+
+
+class Running(Section, frozen=True):
+    """A part with options, and a mean of its own."""
+
+    limits: dict[str, float] = hp({"low": 1.0}, doc="by name")
+    _past: list = PrivateAttr(default_factory=list)
+
+    @functools.cached_property
+    def scale(self):
+        return {"of": 2 * self.limits["low"]}
+
+
+class Tally:
+    """A helper: its state is in an attribute, in a slot, or in that of another one."""
+
+    number = re.compile("[0-9]+")
+    log = logging.getLogger(__name__)
+
+    def __init__(self, inner=None):
+        self.n, self.inner, self.around = 0, inner, self
+
+    @functools.cached_property
+    def scale(self):
+        return Tally()
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    n: int = 0
+
+
+class WithParts(FedAvg, frozen=True):
+    """Keeps something in a part with options, or in a helper."""
+
+    way: str
+    detector: Running = Running()
+    detectors: tuple[Running, ...] = (Running(),)
+    helper: ClassVar[Tally] = Tally(Slotted())
+
+    def works(self):
+        assert self.detector.scale["of"] == 2 and self.helper.scale.n == 0
+        match self.way:
+            case "detector._past":
+                self.detector._past.append(1.0)
+            case "detector.limits":
+                self.detector.limits["low"] *= 0.5
+            case "detectors":
+                self.detectors[0]._past.append(1)
+            case "helper.n":
+                self.helper.n += 1
+            case "helper.inner.n":
+                self.helper.inner.n += 1
+            case "helper.shared":
+                Tally.shared = 1
+            case "helper.scale.n":
+                self.helper.scale.n += 1
+
+
+PARTS = (
+    "detector._past",
+    "detector.limits",
+    "detectors",
+    *(f"helper.{n}" for n in ("n", "inner.n", "shared", "scale.n")),
+)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_and_a_helper_keep_nothing_but_what_is_computed_once(monkeypatch, name):
+    monkeypatch.setattr(WithParts, "helper", Tally(Slotted()))
+    monkeypatch.setattr(Tally, "shared", 0, raising=False)
+    own = WithParts(way=name, detector=Running(), detectors=(Running(),))
+    standing = blame.Standing(own)
+    WithParts.works(own.model_copy(update={"way": ""}))
+    standing.check("in round 1")
+    standing = blame.Standing(own)
+    own.works()
+    with pytest.raises(AlgorithmError, match=rf"WithParts: self\.{name} changed in round 2"):
+        standing.check("in round 2")
 
 
 @pytest.mark.parametrize("method", [OfSource, Held])

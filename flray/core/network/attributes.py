@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -124,6 +125,28 @@ def is_data(value: Any) -> bool:
     return isinstance(value, (*plain, *drawn, types.SimpleNamespace)) and value is not np.random.mtrand._rand
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a value is an object of the user's own classes alone, or a model of pydantic: what it holds, it holds in
+    its attributes. Others may have locks, files and caches."""
+    kind: Any = type(value)
+    return _is_plain(kind) and not is_data(value) and not isinstance(value, type)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_plain(kind: type) -> bool:
+    bases = [base for base in kind.__mro__ if base.__module__ not in ("builtins", "abc", "typing")]
+    return issubclass(kind, BaseModel) or (bool(bases) and all(_own(base.__module__) for base in bases))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object :func:`is_plain`, by name: fields, private ones and slots."""
+    if isinstance(value, BaseModel):
+        return {**vars(value), **(value.__pydantic_private__ or {})}
+    state = object.__getstate__(value)  # with slots it is a pair
+    fields, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(fields or {}), **(slots or {})}
+
+
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
@@ -183,4 +206,6 @@ def _parts(value: Any) -> list[Any]:
         return [_content(cell) for cell in value.__closure__ or ()]
     if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
         return []
+    if isinstance(value, BaseModel):
+        return list(attributes_of(value).values())
     return list(getattr(value, "__dict__", {}).values())
