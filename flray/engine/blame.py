@@ -28,6 +28,7 @@ from flray.core.schema.errors import (
     described,
 )
 from flray.core.schema.section import Section
+from flray.scenario.drift import Drift
 
 LESS_MEMORY = "lower resources.client_actors or algorithm.batch_size"
 
@@ -123,6 +124,14 @@ class Standing:
                     )
 
 
+@contextlib.contextmanager
+def unchanged(part: Section, when: str) -> Iterator[None]:
+    """A block in which a class of the user's own changes nothing that it holds: see :class:`Standing`."""
+    standing = Standing(part)
+    yield
+    standing.check(when)
+
+
 def is_own(part: Section) -> bool:
     """Whether a section's class is not flray's."""
     return not type(part).__module__.startswith("flray.")
@@ -134,11 +143,12 @@ def _home(part: Section) -> str:
         return "the client's state or the server's"
     if isinstance(part, Aggregation):
         return "its own state, as Aggregated(w, b, own)"
+    if isinstance(part, Drift):
+        return "the shares of gone, a function of now and client alone"
     return "its memory" if isinstance(part, Probe) else "the state that its methods are given"
 
 
 LARGE = 2**20  # bytes of a tensor or an array from which on less than its values is compared, at each chunk
-
 NESTED = 4  # objects within objects that are looked at
 
 

@@ -19,6 +19,7 @@ from flray.data import Dataset, ProxyConfig, ProxyData, check_classes, load_data
 from flray.data.proxy import check_validation
 from flray.data.splits import in_line, listed
 from flray.engine import cohort as cohorts
+from flray.engine.blame import unchanged
 from flray.files import atomic_write, write_text, writing
 from flray.scenario import Devices, Drifting, DriftWarning, Scenario, build, drift_table, partition_csv
 from flray.scenario.build import client_ids
@@ -172,7 +173,7 @@ def with_drift(experiment: Experiment, dataset: Dataset, scenario: Scenario) -> 
     chosen_by = "coordination buffered" if experiment.coordination.size is not None else ""
     if scenario.devices is not None and scenario.devices.presence is not None:
         chosen_by = "devices.availability"
-    return scenario.drifting(Drifting(experiment.drift, *world, draw, dataset.class_groups, chosen_by))
+    return scenario.drifting(Drifting(experiment.drift, *world, draw, dataset.class_groups, chosen_by, unchanged))
 
 
 def drift_effects(experiment: Experiment, scenario: Scenario) -> pandas.DataFrame:

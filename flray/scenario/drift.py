@@ -349,8 +349,10 @@ class Drifting:
         draw: Draw,
         groups: Sequence[Array] = (),
         chosen_by: str = "",
+        unchanged: Callable[[Drift, str], contextlib.AbstractContextManager[None]] | None = None,
     ) -> None:
         """`seed` is the run's. `groups`: the classes of each source, if no two sources share a class (a union of text).
+        `unchanged(drift, when)`: a context in which a drift of the user's own keeps nothing.
 
         `chosen_by`: the section that chooses a round's clients instead of `draw`, which then draws as many of all, as
         an example; "": none does. Raises `ConfigError` if the drift does not fit the data.
@@ -358,6 +360,7 @@ class Drifting:
         drift = drift.of(groups)
         drift.check(num_classes, population)
         self.drift, self.labels, self.draw, self.chosen_by = drift, labels, draw, chosen_by
+        self.unchanged = unchanged
         self.world = World(seed, population, num_classes)
 
     def remaining(
@@ -373,7 +376,9 @@ class Drifting:
             return list(samples)
         draw = functools.partial(self._cohort, clock, members) if clock.phase == "round" else None
         now = Now(round, self.world, draw or (lambda: np.asarray(members)))
-        return [self._of(now, clock.task, *pair) for pair in zip(clients, samples, strict=True)]
+        held = self.unchanged(self.drift, f"in gone of round {round}") if self.unchanged else contextlib.nullcontext()
+        with held:
+            return [self._of(now, clock.task, *pair) for pair in zip(clients, samples, strict=True)]
 
     def _cohort(self, clock: Clock, members: range | Array) -> Array:
         if self.chosen_by:

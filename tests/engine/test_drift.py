@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import pandas
 import pytest
+from pydantic import PrivateAttr
 
 import flray
 from flray.contracts.played import Local
 from flray.core.protocol.clock import START, Clock, schedule
-from flray.core.schema.errors import ConfigError, DataError
+from flray.core.schema.errors import AlgorithmError, ConfigError, DataError
 from flray.data import load_dataset
 from flray.doctor import examine
 from flray.engine.centralized import _drifted_samples
@@ -139,6 +142,35 @@ def test_what_a_client_held_in_the_stage_before_is_what_the_drift_had_left_of_it
     everyone = np.arange(6)
     left = scenario.shares(before, everyone, everyone=True).indices
     assert set(data.train.y[left].tolist()) == {2} and set(data.train.y[scenario.partitions[0].indices]) == {0, 2}
+
+
+class Walk(Drift, frozen=True):
+    """Half of a class is gone; it may count how often it was asked."""
+
+    way: str = "none"
+    _level: float = PrivateAttr(0.0)
+    memo: ClassVar[dict] = {}
+
+    @functools.cached_property
+    def share(self):
+        return 0.5
+
+    def gone(self, now, client):
+        if self.way == "_level":
+            self._level += 0.1
+        if self.way == "memo":
+            self.memo[client] = self.memo.get(client, 0) + 1
+        return {0: self.share}
+
+
+def test_a_drift_keeps_nothing_of_how_often_it_was_asked(tmp_path):
+    """It would depend on a resume, which asks again."""
+    assert Local(experiment(drift=Walk()), tmp_path).play(1).w.isfinite().all()
+    for way in ("_level", "memo"):
+        with pytest.raises(
+            AlgorithmError, match=rf"Walk: self\.{way} changed in gone of round 1; .* the shares of gone, a function"
+        ):
+            Local(experiment(drift=Walk(way=way)), tmp_path / way)
 
 
 class Selected(Drift, frozen=True):
