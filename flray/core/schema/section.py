@@ -250,12 +250,22 @@ def dumped(where: str, section: Section) -> dict[str, Any]:
         raise ConfigError(f"{where}: {what}: {described(error)}") from None
     for name in kind.model_fields:
         given, read = getattr(section, name), getattr(again, name)
-        if read != given:
+        if _of_fields(read) != _of_fields(given) and read != given:
             raise ConfigError(
                 f"{where}.{name}: {kind.__name__} makes {shown(read)} of {shown(given)} as config.yaml has it: keep "
                 "the option as it is given, of a declared type, and convert it where it is used"
             )
     return values
+
+
+def _of_fields(value: Any) -> Any:
+    """A value with the fields of each model in its place: no configuration has private attributes."""
+    if isinstance(value, BaseModel):
+        fields = {name: _of_fields(getattr(value, name)) for name in type(value).model_fields}
+        return type(value), fields, value.__pydantic_extra__
+    if isinstance(value, Mapping):
+        return {key: _of_fields(part) for key, part in value.items()}
+    return [type(value), *map(_of_fields, value)] if isinstance(value, list | tuple) else value
 
 
 def by_alias(section: BaseModel) -> bool:

@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
+    PrivateAttr,
     RootModel,
     Tag,
     computed_field,
@@ -212,6 +213,28 @@ class OfWritten(Section):
 def test_options_are_written_by_name_where_their_aliases_only_write():
     assert dumped("mine", OfWritten()) == {"part": {"tau": 1.0}, "mu": 0.5}
     assert dumped("mine", OfWritten(part={"tau": 2}, mu=3)) == {"part": {"tau": 2.0}, "mu": 3.0}
+
+
+class Remembers(Section):
+    """A section with a private attribute, which is no option."""
+
+    k: float = 0.5
+    _seen: list[Any] = PrivateAttr(default_factory=list)
+
+
+class OfRemembers(Section):
+    one: Remembers = Remembers()
+    more: tuple[Remembers, ...] = (Remembers(),)
+    named: dict[str, Remembers] = hp({"a": Remembers()}, doc="by name")
+
+
+def test_private_attributes_are_no_options():
+    """An object equals itself alone, as a lock does."""
+    section = OfRemembers()
+    for part in (section.one, *section.more, *section.named.values()):
+        part._seen.append(object())
+    options = {"one": {"k": 0.5}, "more": [{"k": 0.5}], "named": {"a": {"k": 0.5}}}
+    assert dumped("mine", section) == options
 
 
 class Part(BaseModel):
