@@ -16,13 +16,25 @@ def cautions(experiments: Iterable[Experiment]) -> list[str]:
     that change nothing (:func:`ignored`), and what an epsilon assumes (:func:`assumed`); each once."""
     sentences: dict[str, None] = {}
     for experiment in experiments:
-        name = algorithm_name(experiment.algorithm)
-        unsuited = [f"{name}: {sentence}" for sentence in experiment.algorithm.unsuited(setting_of(experiment))]
+        unsuited = _of_versions(experiment)
         if (rule := experiment.aggregation) is not None:
             name = registered_name(AGGREGATIONS, rule)
             unsuited += [f"{name}: {sentence}" for sentence in rule.unsuited(setting_of(experiment))]
         sentences.update(dict.fromkeys([*unsuited, *filter(None, [ignored(experiment), assumed(experiment)])]))
     return list(sentences)
+
+
+def _of_versions(experiment: Experiment) -> list[str]:
+    """The sentences of the algorithm before the first change of `schedule` and after each, with the rate that the round
+    of the change has; each once."""
+    name, setting, said = algorithm_name(experiment.algorithm), setting_of(experiment), dict[str, int]()
+    for begin, algorithm in {version.from_round: version.algorithm for version in experiment.versions}.items():
+        lr, decay = getattr(algorithm, "lr", None), getattr(algorithm, "lr_decay", 1.0)
+        if lr is not None and decay != 1 and experiment.num_tasks == 1:  # a task begins with the whole rate
+            algorithm = algorithm.model_copy(update={"lr": lr * decay ** (begin - 1)})
+        for sentence in algorithm.unsuited(setting):
+            said.setdefault(sentence, begin)
+    return [f"{name}{f' from round {begin} on' if begin > 1 else ''}: {text}" for text, begin in said.items()]
 
 
 def ignored(experiment: Experiment) -> str:

@@ -8,6 +8,7 @@ from flray.config.loader import load_config
 from flray.config.suited import cautions
 
 FINE = "evaluate.finetune_epochs=[1]"
+DITTO = ("algorithm=ditto", "algorithm.lam=1", FINE)
 TASKS = ("tasks.name=class_incremental", "tasks.num_tasks=5")
 
 BUFFERED = ("devices.speed=equal", "coordination={name: buffered, size: 4}")
@@ -32,6 +33,14 @@ def said(*overrides: str) -> str:
         (("algorithm=fedbabu",), "fedbabu: its subject is each client's fine-tuned model"),
         (("algorithm=knnper",), "evaluate.finetune_epochs=[5]"),
         (("algorithm=ditto", "algorithm.lam=2", "algorithm.lr=1.5", FINE), "lr x lam = 3 is above 2"),
+        (
+            (*DITTO, "algorithm.lr=0.1", "schedule=[{from_round: 4, algorithm.lr: 5}]"),
+            "ditto from round 4 on: lr x lam = 5 is above 2",
+        ),
+        (
+            (*DITTO, "algorithm.lr=0.1", "schedule=[{from_round: 2, algorithm.lr: 5, algorithm.lr_decay: 0.5}]"),
+            "ditto from round 2 on: lr x lam = 5 is above 2",
+        ),
         (("algorithm=fedet", "cohort.size=1", "algorithm.distill_lr=1e-3"), "no two disagree"),
         (("algorithm=moon", "rounds=3"), "1.5 rounds on average"),  # 3 rounds x 10 of 20 clients
         (("algorithm=fedmemo", "rounds=9"), "judges from round 10 on, and the run has 9"),
@@ -58,6 +67,10 @@ def test_an_unsuited_setting_is_named(overrides, words):
     "overrides",
     [
         ("algorithm=fedavg",),
+        # 5 x 0.5^3 in round 4, 1 there by its own decay, whose rate of round 1 is 8
+        (*DITTO, "algorithm.lr=0.1", "algorithm.lr_decay=0.5", "schedule=[{from_round: 4, algorithm.lr: 5}]"),
+        (*DITTO, "algorithm.lr=0.1", "schedule=[{from_round: 4, algorithm.lr: 1, algorithm.lr_decay: 0.5}]"),
+        (*DITTO, "algorithm.lr=5", "schedule=[{from_round: 1, algorithm.lr: 1}]"),
         ("algorithm=feddf", "algorithm.distill_lr=1e-3"),
         ("algorithm=fot", *TASKS),
         ("algorithm=moon",),
