@@ -12,7 +12,7 @@ import numpy as np
 
 from flray.core.protocol.seeding import process_wide, rng as addressed
 from flray.core.schema.errors import DataError, described, kind_of, named, shown, warn
-from flray.core.schema.own import OwnOptions, call_own
+from flray.core.schema.own import OwnOptions, call_own, is_other_result
 from flray.core.schema.registry import address_of
 from flray.data.cache import Array
 from flray.files import array_checksum, atomic_write, read_checksummed, regular, release_pages, with_checksum, writing
@@ -26,7 +26,8 @@ FORM = "def f(labels, num_classes, config, draws, group)"  # of a partition of o
 
 
 class PartitionWarning(UserWarning):
-    """Clients without samples, which take no part or get the samples of others."""
+    """Clients without samples, which take no part or get the samples of others; a partition that no seed gives
+    again."""
 
 
 class Partition(NamedTuple):
@@ -179,13 +180,20 @@ def make_partition(
     function, draws = PARTITIONS.get(config.name), generator(config, seed, task)
     own = not str(getattr(function, "__module__", "")).startswith("flray.")  # flray's draw from `draws` alone
     options = OwnOptions(config.options)
-    config = config.model_copy(update={"options": options})
+    written, config = repr(config), config.model_copy(update={"options": options})
     if count is not None:
         function = functools.partial(function, count=count)
     with process_wide(seed, "partition", address_of(config.name), task) if own else contextlib.nullcontext():
         drawn = call_own(f"partition {config.name}", function, FORM, y, num_classes, config, draws, ids)
     partition = _filled(returned_partition(drawn, function, config, len(y)), config)
     options.warn_of_unread("partition.options", function)
+    given = f"{address_of(config.name)} {written} {seed} {task} {array_checksum(y, ids)}" if own else ""
+    if own and is_other_result(given, partition.hash):
+        warn(
+            f"partition {config.name}: {named(function)} returned another partition than before in this process; "
+            "unless its code or its files changed, no seed gives its partition again: draw from draws",
+            PartitionWarning,
+        )
     indices = partition.indices if rows is None else rows[partition.indices]
     small = np.int32 if len(labels) < 2**31 else np.int64
     return Partition(np.ascontiguousarray(indices, small), np.ascontiguousarray(partition.offsets, np.int64))

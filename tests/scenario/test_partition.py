@@ -526,6 +526,28 @@ def test_table():
     assert partition_csv(part, np.array([1, 1, 0, 2]), 3) == frame.to_csv()
 
 
+def test_a_partition_that_no_seed_gives_again_is_said(monkeypatch):
+    outside = np.random.default_rng(0)
+
+    def halves(labels, num_classes, config, draws, group):
+        here = config.options["draws"] == "its own"
+        return np.array_split((draws if here else outside).permutation(len(labels)), 2)
+
+    monkeypatch.setattr(PARTITIONS, "_table", {**PARTITIONS._table})
+    PARTITIONS.add("halves_of_ones_own", halves)
+    right, wrong = (
+        PartitionConfig(name="halves_of_ones_own", clients=2, options={"draws": draws}) for draws in ("its own", "none")
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make_partition(right, LABELS, seed=3).hash == make_partition(right, LABELS, seed=3).hash
+        for seed, task, labels in ((3, 0, LABELS), (4, 0, LABELS), (3, 1, LABELS), (3, 0, LABELS[:-1])):
+            make_partition(wrong, labels, seed=seed, task=task)
+    for _ in range(2):
+        with pytest.warns(PartitionWarning, match="halves .* another partition than before .*: draw from draws"):
+            make_partition(wrong, LABELS, seed=3)
+
+
 @pytest.mark.parametrize(
     "returned", [([[0, 1], [2, 3, 4]], {"classes": 2}), [[[0, 1], [2, 3, 4]], [[5]]], ([[0, 1], [2, 3]], [[4], [5]])]
 )

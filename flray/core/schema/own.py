@@ -111,6 +111,15 @@ class OwnOptions(UserDict[str, Any]):
             warn(f"{section}.{unread[0]}: {named(function)} has not read it{reads}", UserWarning)
 
 
+_results: dict[str, str] = {}
+
+
+def is_other_result(given: str, result: str) -> bool:
+    """Whether the last call in this process had another `result`, a checksum, for what was `given`; it is kept."""
+    before, _results[given] = _results.get(given, result), result
+    return before != result
+
+
 @contextlib.contextmanager
 def errors_of_own(what: str, when: str = "") -> Iterator[None]:
     """A context around a call of a user's own code. Raises `OwnCodeError`: `what` failed `when` (in words), its error,

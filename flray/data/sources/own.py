@@ -9,7 +9,7 @@ import numpy as np
 
 from flray.core.protocol.seeding import process_wide
 from flray.core.schema.errors import DataError, kind_of, named, shown, warn
-from flray.core.schema.own import OwnOptions, call_own, returned
+from flray.core.schema.own import OwnOptions, call_own, is_other_result, returned
 from flray.core.schema.registry import address_of
 from flray.data.cache import Array, digest
 from flray.data.checks import LabelWarning
@@ -24,7 +24,6 @@ LINES = {  # fields of several texts; None: of none
     "sources": "return the names of the domains, for example ('photo', 'sketch')",
     "features": "return the names of the columns, for example ('age', 'bmi')",
 }
-_seen: dict[str, str] = {}  # what each own source of this process returned: its configuration -> checksum
 
 
 def own_splits(function: Callable[[DataConfig], Any], config: DataConfig) -> Splits:
@@ -146,9 +145,7 @@ def _note_change(what: str, function: Callable[..., Any], config: DataConfig, sp
     parts = [array for split in (splits.train, splits.test) if split is not None for array in split[:2]]
     if not all(isinstance(array, np.ndarray) and array.dtype.kind in "biuf" for array in parts):
         return  # `check_splits` refuses them
-    key, found = digest(config.source, config.model_dump_json()), contents(splits)
-    if _seen.setdefault(key, found) != found:
-        _seen[key] = found
+    if is_other_result(digest(config.source, config.model_dump_json()), contents(splits)):
         warn(
             f"{what}: {named(function)} returned other samples than before in this process; unless its files changed, "
             "every process of a run trains on others: draw from np.random.default_rng(config.split_seed)",
