@@ -15,6 +15,7 @@ from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.cluster import ray
 from flray.engine.threads import cores
 from flray.files import checksum
+from flray.rundir.provenance import SCRIPT, module_fingerprints
 from flray.scenario import Scenario
 
 
@@ -32,14 +33,17 @@ def launch(
     gpus = resources.client.num_gpus
     devices.warn_of_idle(ray.cluster_resources().get("GPU", 0), resources)
     key = checksum((experiment.yaml() + str(fingerprints) + by_value.dumped(experiment)).encode())
+    # what a script or a notebook defines goes to the actors by value, with each setup
+    sources = {n: source for n, source in module_fingerprints(experiment, False).items() if not n.startswith(SCRIPT)}
     if gpus == "auto":
-        gpus = _measured_gpu_share(experiment, folder, scenario, key, client_threads)
+        gpus = _measured_gpu_share(experiment, folder, scenario, key, client_threads, sources)
     client = {"num_cpus": resources.client.num_cpus, "num_gpus": gpus}
     server = {"num_cpus": resources.server.num_cpus, "num_gpus": resources.server.num_gpus}
     cohort_size = cohorts.largest_cohort(experiment, scenario)
     recipe = Recipe.of(experiment, scenario)
+    wanted = resources.client_actors
     for attempt in range(2):
-        pool = leases.lease(experiment.name, str(folder), resources.client_actors, cohort_size, client, server)
+        pool = leases.lease(experiment.name, str(folder), wanted, cohort_size, client, server, sources)
         try:
             with alive.translate_errors(folder, pool.check_connection):
                 facts = pool.setup(recipe, key, client_threads, threads, str(folder.absolute()), lock)
@@ -60,13 +64,16 @@ def launch(
     return CallsExecutor(pool, experiment, facts), experiment
 
 
-def _measured_gpu_share(experiment: Experiment, folder: Path, scenario: Scenario, key: str, threads: int) -> float:
+def _measured_gpu_share(
+    experiment: Experiment, folder: Path, scenario: Scenario, key: str, threads: int, sources: dict[str, str]
+) -> float:
     """GPU share of one client actor: how many of the costliest client fit a GPU, at 90 % of its memory."""
     if not ray.cluster_resources().get("GPU"):
         return 0.0
     chunk = cohorts.costliest_client(experiment, scenario)
     one = {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}
-    probe = leases.lease(experiment.name, str(folder), 1, 1, one, {"num_cpus": 0.0, "num_gpus": 0.0})
+    nothing = {"num_cpus": 0.0, "num_gpus": 0.0}
+    probe = leases.lease(experiment.name, str(folder), 1, 1, one, nothing, sources)
     try:
         peak, total = probe.peak_gpu_memory(Recipe.of(experiment, scenario), key, threads, chunk)
     finally:

@@ -33,11 +33,18 @@ Share = Mapping[str, float]
 
 
 def lease(
-    name: str, run: str, wanted: int | str, cohort: int, client: dict[str, float], server: dict[str, float]
+    name: str,
+    run: str,
+    wanted: int | str,
+    cohort: int,
+    client: dict[str, float],
+    server: dict[str, float],
+    sources: Mapping[str, str],
 ) -> ActorPool:
     """A pool for one run alone, with at most `wanted` client actors (`auto`: as many as fit).
 
-    `name` stands in the actors' names; messages say `run`, the run's folder.
+    `name` stands in the actors' names; messages say `run`, the run's folder. `sources`: the fingerprints of the modules
+    that the actors import.
 
     Raises `ResourceError` if they do not fit the cluster, or if a run that cannot go on meanwhile holds it.
     """
@@ -47,7 +54,7 @@ def lease(
         with cluster.lock:
             actors = _num_actors(wanted, cohort, client, server, bundles, others())
             if actors:
-                return _take(name, run, actors, client, server, bundles)
+                return _take(name, run, actors, client, server, sources, bundles)
             waited_for = _refuse_hopeless(run, wanted, cohort, client, server, began)
         if not said:
             LOGGER.info(f"{run}: waiting for {_names(waited_for)} of this process, whose actors hold the CPUs or GPUs")
@@ -217,18 +224,27 @@ def _names(pools: Sequence[ActorPool]) -> str:
 
 
 def _take(
-    name: str, run: str, actors: int, client: dict[str, float], server: dict[str, float], bundles: Bundles | None
+    name: str,
+    run: str,
+    actors: int,
+    client: dict[str, float],
+    server: dict[str, float],
+    sources: Mapping[str, str],
+    bundles: Bundles | None,
 ) -> ActorPool:
-    """The idle pool, with so many client actors, if its actors have this share of this cluster, else a new one."""
+    """The idle pool, with so many client actors, if its actors have this share of this cluster and no other code of
+    these modules, else a new one."""
     global _idle
     pool, _idle = _idle, None
     group = None if bundles is None else bundles.group
-    if pool is not None and pool.fits(client, server, group) and (pool.num_clients == actors or not _in_bundles(pool)):
+    fits = pool is not None and pool.fits(client, server, group) and pool.has_sources(sources)
+    if pool is not None and fits and (pool.num_clients == actors or not _in_bundles(pool)):
         pool.resize(name, actors)
     else:
         if pool is not None:
             pool.kill()
         pool = ActorPool(name, actors, client, server, group)
+    pool.sources |= sources
     pool.begin(run)
     cluster.watch()  # the end of another run, for which this one waited, may have ended the watch
     cluster.borrowers.append(pool)

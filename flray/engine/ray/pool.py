@@ -76,6 +76,7 @@ class ActorPool:
         and `options` of its actor.
         """
         self.resources, self.group = (client, server), group  # of one actor each
+        self.sources: dict[str, str] = {}  # the fingerprints of the user's modules that its actors have imported
         self.begin(run)
         self.processes: list[dict[str, Any]] = []  # every one that was set up for the present run, with its actor
         self._remote_client = ray.remote(max_restarts=-1, max_task_retries=0, **client)(ClientActor)
@@ -115,6 +116,10 @@ class ActorPool:
     def fits(self, client: dict[str, float], server: dict[str, float], group: Any) -> bool:
         """Whether these actors can serve a run that asks for such shares, in this group."""
         return self.connected() and self.resources == (client, server) and self.group == group
+
+    def has_sources(self, sources: Mapping[str, str]) -> bool:
+        """Whether these actors have imported no other code of these modules: a process keeps what it has imported."""
+        return all(self.sources.get(name, source) == source for name, source in sources.items())
 
     def shares(self) -> list[dict[str, float]]:
         """The share of the cluster of each actor."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -79,3 +81,31 @@ def test_the_next_run_has_the_same_processes(tmp_path):
         run = flray.run(one(3), out=tmp_path / name)
         seen.append({process["pid"] for process in run.environment["actors"]["processes"]})
     assert seen[0] == seen[1]
+
+
+SCALED = """
+import {helper}
+from flray.algorithms.fedavg import FedAvg
+
+class Scaled(FedAvg, frozen=True):
+    def gradient(self, ctx, broadcast, client, local, batch):
+        loss, gradient = super().gradient(ctx, broadcast, client, local, batch)
+        return loss, gradient.mul_({helper}.FACTOR)
+"""
+
+
+def test_actors_do_not_outlive_the_code_that_they_have_imported(tmp_path, monkeypatch):
+    """A helper of the algorithm's module is edited and loaded again: gradients twice as large are a doubled lr."""
+    method, helper = "scaled_gradients", "factor_of_gradients"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{method}.py").write_text(SCALED.format(helper=helper))
+    found = []
+    for factor in ("1", "2.0"):  # of another length: Python takes what it has compiled where time and length agree
+        (tmp_path / f"{helper}.py").write_text(f"FACTOR = {factor}\n")
+        importlib.reload(sys.modules[helper]) if helper in sys.modules else importlib.import_module(method)
+        own = config(f"{method}:Scaled", rounds=1, seed=3)
+        found.append(model(flray.run(own, out=tmp_path / factor).folder))
+    doubled = config({"name": "fedavg", "lr": 0.1}, rounds=1, seed=3, resources={"executor": "local"})
+    assert found[1] == model(flray.run(doubled, out=tmp_path / "doubled").folder) != found[0]
+    for name in (method, helper):
+        del sys.modules[name]
