@@ -64,6 +64,7 @@ def _in_python(function: Callable[P, T]) -> Callable[P, T]:
         except FlrayError as error:
             if error.args and isinstance(error.args[0], str):
                 text = re.sub(r"\banother --out\b", "another out=", error.args[0])
+                text = text.replace("with --import MODULE", "with imports=['MODULE']")
                 error.args = (re.sub(r"(add|with) --overwrite\b", r"\1 overwrite=True", text), *error.args[1:])
             raise
 

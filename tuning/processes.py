@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from flray.config.experiment import Experiment
 from flray.config.loader import with_values
 from flray.core.schema.errors import failure
+from flray.core.schema.plain import words as texts
 from flray.core.schema.registry import MAIN, Registry
 from flray.engine import forked
 from flray.engine.threads import PROCESS_BYTES, cores, memory
@@ -41,7 +42,7 @@ class Job(NamedTuple):
     key: str
     folder: str
     experiment: dict[str, Any]
-    own: str  # what a script or a notebook defines
+    own: str  # of `by_value.dumped`
     replaces: int
     path: list[str]
 
@@ -54,8 +55,10 @@ class Job(NamedTuple):
 
 
 def _own(experiment: Experiment) -> str:
-    """What a script or a notebook defines, for a process that cannot import it; "" imports no Ray."""
-    if MAIN not in experiment.yaml() and not any(table.of_main() for table in Registry.tables):
+    """What only this process knows, see :func:`by_value.dumped`; "" imports no Ray."""
+    words, imports = set(texts(experiment.dump())), experiment.imports
+    known = any(table.of_main() or table.own_entries(words, imports) for table in Registry.tables)
+    if not known and not any(word.startswith(MAIN) for word in words):
         return ""
     from flray.engine.ray import by_value
 
@@ -198,15 +201,25 @@ def _stop(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _answers(job: Job) -> Generator[dict[str, Any]]:
-    """After each round, and at the end with the run's status."""
+def _experiment(job: Job) -> Experiment:
+    """The experiment of a job, in a process that has imported nothing of the user's."""
     sys.path.extend(entry for entry in job.path if entry not in sys.path)
     if job.own:
         from flray.engine.ray import by_value
 
         by_value.adopt(job.own)
-    experiment = with_values(job.experiment, {})
-    told = {"round": 0, "rounds": experiment.total_rounds}
+    return with_values(job.experiment, {})
+
+
+def _answers(job: Job) -> Generator[dict[str, Any]]:
+    """After each round, and at the end with the run's status."""
+    told = {"round": 0, "rounds": 0}
+    try:
+        experiment = _experiment(job)
+    except Exception as error:  # also of the user's modules, as this process imports them
+        yield {"done": True, **told, "status": f"failed: {failure(error)}"}
+        return
+    told["rounds"] = experiment.total_rounds
     run = TrialRun(experiment, Path(job.folder), (), bool(job.replaces), job.replaces or None)
     try:
         run.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -21,7 +22,7 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.running import simulate
 from flray.tuning.display import Display
-from flray.tuning.processes import Job, at_once, run_jobs
+from flray.tuning.processes import Job, _answers, at_once, run_jobs
 from tests.support.iris_sweep import EXPERIMENT
 from tests.support.runs import model
 
@@ -105,6 +106,22 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "dying_clients.py").write_text(DYING)
     monkeypatch.syspath_prepend(tmp_path)
     return "dying_clients"
+
+
+def test_a_name_that_a_module_registers_which_the_configuration_does_not_import(tmp_path: Path, dying: str) -> None:
+    """The script has imported it; nobody dies in round 9."""
+    importlib.import_module(dying)
+    named = load_config(BASE, ["algorithm={name: dying, at: 9, lr: 0.05, local_epochs: 1, batch_size: 8}"])
+    assert together(named, tmp_path / "grid", 1).ended == ["finished"]
+    same = cells("algorithm={name: fedavg, lr: 0.05, local_epochs: 1, batch_size: 8}", "resources.executor=local")[0]
+    simulate(same, tmp_path / "fedavg")
+    assert model(tmp_path / "grid" / "0") == model(tmp_path / "fedavg")
+
+
+def test_a_configuration_that_another_process_cannot_read_is_the_runs_error(tmp_path: Path) -> None:
+    job = Job.of(tmp_path / "0", cells()[0], overwrite=False)
+    (answer,) = _answers(job._replace(experiment={**job.experiment, "imports": ["module_of_nobody"]}))
+    assert answer["done"] and answer["status"].startswith("failed: --import module_of_nobody: cannot import")
 
 
 @pytest.mark.slow

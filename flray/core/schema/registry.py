@@ -13,8 +13,9 @@ import importlib
 import importlib.util
 import inspect
 import re
+import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from importlib.metadata import entry_points
 from pathlib import PurePath
@@ -89,6 +90,17 @@ class Registry:
             (name, target)
             for name, target in self._table.items()
             if not isinstance(target, str) and _path(target).startswith(MAIN)
+        ]
+
+    def own_entries(self, names: Collection[str], imports: Iterable[str]) -> list[tuple[str, str]]:
+        """Those of `names` that modules of the user's have registered, other than `imports`, with their import paths;
+        what no import finds is left out."""
+        listed = {name for module in imports for name in self.names_of(module)}
+        paths = {name: _path(target) for name, target in self._table.items() if name in names and name not in listed}
+        return [
+            (name, path)
+            for name, path in paths.items()
+            if not path.startswith(("flray.", MAIN)) and self._table[name] in (path, _imported_object(path))
         ]
 
     def names(self) -> list[str]:
@@ -180,6 +192,12 @@ def _path(target: Any) -> str:
         return target
     name = getattr(target, "__qualname__", None)
     return f"{module_name(target.__module__)}:{name}" if isinstance(name, str) else f"an object {id(target)}"
+
+
+def _imported_object(path: str) -> Any:
+    """What a module that is imported has at an import path; None: nothing."""
+    module, _, name = path.partition(":")
+    return attribute(sys.modules.get(module), name)
 
 
 def address_of(name: str) -> str:

@@ -19,7 +19,8 @@ from flray.core.schema.registry import GIVEN, MAIN, SPAWNED, Registry
 
 
 def dumped(experiment: Experiment) -> str:
-    """The objects of `__main__` in the tables and among the names of the configuration, as text; "": there are none.
+    """The objects of `__main__` in the tables and among the names of the configuration, as text, and the import paths
+    of names there that modules register which it does not import; "": there are none.
 
     What no other process can have (it holds a lock, an open file) is left out; `ConfigError` if the configuration names
     it.
@@ -37,6 +38,8 @@ def dumped(experiment: Experiment) -> str:
         for name, target in table.of_main()
         if name in words or _can_be_sent(target)
     ]
+    for table in Registry.tables:
+        entries += [(table.kind, *entry) for entry in table.own_entries(words, experiment.imports)]
     if not entries and not named and not given:
         return ""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from flray.config.loader import load_config
 from flray.core.protocol.probe import Probe
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.core.schema.registry import MAIN, address_of
+from flray.data import SOURCES
 from flray.engine.ray import by_value
 from flray.scenario import PARTITIONS
 from flray.uplink.transform import Transform
@@ -272,7 +274,9 @@ def test_what_no_other_process_can_have_is_one_line(cell: Any) -> None:
         by_value.dumped(experiment)
 
 
-def test_without_them_nothing_is_sent() -> None:
+def test_without_them_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`own` is a word of every configuration, and the name of an algorithm of other tests."""
+    monkeypatch.delitem(ALGORITHMS._table, "own", raising=False)
     assert by_value.dumped(load_config(TOY)[0]) == ""
 
 
@@ -289,3 +293,26 @@ def test_a_resume_sees_that_what_a_closure_reads_has_changed(tmp_path: Path) -> 
         flray.resume(run.folder, rounds=3, progress=False)
     settings["scale"] = 1.0
     assert flray.resume(run.folder, rounds=3, progress=False).status == "finished"
+
+
+def test_names_that_a_module_registers_go_by_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the configuration; not of modules that it imports, and not what no import finds."""
+    (tmp_path / "registers_names.py").write_text(
+        "from flray.data import SOURCES\nfrom flray.scenario import PARTITIONS\n"
+        "def flowers(config): ...\ndef halves(labels, settings, rng): ...\n"
+        "SOURCES.add('own_flowers', flowers)\nPARTITIONS.add('own_halves', 'registers_names:halves')\n"
+        "SOURCES.add('nameless', lambda config: None)\nSOURCES.add('other_flowers', flowers)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for table in (SOURCES, PARTITIONS):
+        monkeypatch.setattr(table, "_table", dict(table._table))
+    own = importlib.import_module("registers_names")
+    words = ["own_flowers", "own_halves", "nameless", "iris", "iid"]
+    assert SOURCES.own_entries(words, []) == [("own_flowers", "registers_names:flowers")]
+    assert PARTITIONS.own_entries(words, ["json"]) == [("own_halves", "registers_names:halves")]
+    assert SOURCES.own_entries(words, ["registers_names"]) == []
+    settings = load_config({**TOY, "data": {"source": "own_flowers"}, "partition": {"name": "own_halves"}})[0]
+    sent = by_value.dumped(settings)
+    del SOURCES._table["own_flowers"], PARTITIONS._table["own_halves"]
+    by_value.adopt(sent)
+    assert SOURCES.get("own_flowers") is own.flowers and PARTITIONS.get("own_halves") is own.halves
