@@ -225,7 +225,8 @@ def sweep(
     """Search hyper-parameters on a validation split, then compare the best on fresh seeds and the test set.
 
     `source` is the file of a sweep or its mapping; with `resume` the folder of one, whose budgets may be raised
-    (`trials=40`). `out`: its folder (default `runs/NAME`). Raises `FlrayError` in one line.
+    (`trials=40`). `out`: its folder (default `runs/NAME`). Raises `FlrayError` in one line, and `KeyboardInterrupt`
+    after Ctrl-C.
     """
     from flray.tuning.results import SweepResult
     from flray.tuning.sweep import run_sweep
@@ -243,7 +244,8 @@ def sweep(
     else:
         new = load_sweep(source, given, imports)
         folder = Path(out) if out is not None else default_folder(new)
-    run_sweep(new, folder, resume=resume, progress=progress)
+    if not run_sweep(new, folder, resume=resume, progress=progress):
+        raise KeyboardInterrupt
     return SweepResult(folder)
 
 

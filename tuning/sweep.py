@@ -151,8 +151,9 @@ class StudySearcher(Searcher):
         """Does nothing: a resume makes a new searcher over the same studies."""
 
 
-def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: bool = True) -> None:
-    """Runs a sweep into `folder`, or continues the one there. Raises `FlrayError`; files on disk stay.
+def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: bool = True) -> bool:
+    """Runs a sweep into `folder`, or continues the one there. Returns whether it ended: Ray Tune keeps a Ctrl-C to
+    itself. Raises `FlrayError`; files on disk stay.
 
     The folder then holds `sweep.parquet`, `figures/`, the run folders of the trials, and `final/` with the best
     configurations on fresh seeds. After Ctrl-C, a kill, or a lost machine `resume` continues; finished trials are not
@@ -160,7 +161,7 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
     """
     lock = take_folder(folder, sweep, resume)
     try:
-        _run(sweep, folder, lock, resume, progress)
+        return _run(sweep, folder, lock, resume, progress)
     finally:
         lock.release()
         if not (folder / CONFIG).exists():  # it did not begin
@@ -168,8 +169,8 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
                 folder.rmdir()
 
 
-def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: bool) -> None:
-    """Runs a sweep in a folder whose lock this process holds."""
+def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: bool) -> bool:
+    """Runs a sweep in a folder whose lock this process holds; returns whether it ended."""
     first = sweep.experiment(sweep.search_space.example())
     needed = cpus_needed(first)
     starting = Background(lambda: connect(first.address, needed, trials=1, insecure=first.resources.insecure_ray))
@@ -193,10 +194,11 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
         if spent is None:
             write_report(folder)
             _status(folder, f"interrupted after {done}; continue with: {to_resume_sweep(folder)}")
-            return
+            return False
         _final(sweep, folder, studies, progress)
         write_report(folder)
         _status(folder, _ending(folder, studies, spent, done))
+        return True
     except BaseException as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else f"failed: {reason}"
@@ -412,7 +414,7 @@ def _status(folder: Path, text: str) -> None:
     write_text(folder / "STATUS", text + "\n")
 
 
-def resume_sweep(folder: Path, overrides: Sequence[str], imports: Sequence[str] = (), *, progress: bool = True) -> None:
-    """Continues the sweep in `folder`; `overrides` may raise its budgets (`trials=40 hours=2`)."""
+def resume_sweep(folder: Path, overrides: Sequence[str], imports: Sequence[str] = (), *, progress: bool = True) -> bool:
+    """:func:`run_sweep` of the sweep in `folder`; `overrides` may raise its budgets (`trials=40 hours=2`)."""
     check_sweep(folder)
-    run_sweep(load_sweep(folder / CONFIG, overrides, imports), folder, resume=True, progress=progress)
+    return run_sweep(load_sweep(folder / CONFIG, overrides, imports), folder, resume=True, progress=progress)

@@ -56,13 +56,12 @@ def sweep(
     folder = config if new_sweep is None else results_folder(out or default_folder(new_sweep), None)
     with interruptible(folder, f"continue with: {to_resume_sweep(folder)}"):
         if new_sweep is None:
-            resume_sweep(folder, overrides or [], imports or [])
+            ended = resume_sweep(folder, overrides or [], imports or [])
         else:
-            run_sweep(new_sweep, folder)
-        stopped = (folder / "STATUS").read_text().startswith("interrupted")
-        _report(folder, stopped)
-        if stopped:
-            raise KeyboardInterrupt  # Ray Tune does not raise it
+            ended = run_sweep(new_sweep, folder)
+        _report(folder, not ended)
+        if not ended:
+            raise KeyboardInterrupt
 
 
 def ablate(

@@ -64,6 +64,14 @@ def test_tuning_never_reads_the_test_set_and_the_final_runs_read_it_once(whole):
         assert len(flray.load(folder).clients["num_examples"]) and run.clients["num_examples"].iloc[:4].sum() == 120
 
 
+def test_ctrl_c_in_a_sweep_ends_a_script_too(ray_cluster, tmp_path, monkeypatch):
+    """Ray Tune returns after it as after the last trial; here it does so at once."""
+    monkeypatch.setattr("flray.tuning.sweep.drive", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        flray.sweep(SWEEP, out=tmp_path / "s", progress=False)
+    assert (tmp_path / "s" / "STATUS").read_text().startswith("interrupted after 0 of 6 trials; continue with: ")
+
+
 @pytest.mark.slow
 def test_a_trial_that_had_ended_but_was_not_told_of_is_told_and_not_run_again(ray_cluster, tmp_path):
     """The driver was killed between the last round of a run and the study's entry."""
