@@ -29,7 +29,7 @@ from flray.tuning.ablate import run_cells
 from flray.tuning.beginning import NAME, Beginning, alternatives, read_beginning, write_beginning
 from flray.tuning.config import Sweep
 from flray.tuning.drive import Show, drive, place
-from flray.tuning.report import write_report, write_table
+from flray.tuning.report import final_table, write_report, write_table
 from flray.tuning.schedulers import Asha, make_scheduler, rungs
 from flray.tuning.studies import Studies
 from flray.tuning.sweep_file import load_sweep
@@ -366,6 +366,7 @@ def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None
     _drop_others(folder / "final", [*_noted(folder / "final"), *names])
     run_cells(cells, homes, sweep.concurrency, progress=progress, label=f"{sweep.name} final")
     _drop_others(folder / "final", names)  # not before there are others: the run may stop
+    final_table(folder)
 
 
 def _noted(final: Path) -> list[str]:

@@ -64,6 +64,13 @@ def test_tuning_never_reads_the_test_set_and_the_final_runs_read_it_once(whole):
         assert len(flray.load(folder).clients["num_examples"]) and run.clients["num_examples"].iloc[:4].sum() == 120
 
 
+def test_the_final_table_has_the_final_runs(whole):
+    table = pandas.read_csv(whole / "final.csv")
+    finals = [flray.load(folder) for folder in (whole / "final").glob("[!.]*")]
+    assert sorted(table["test/acc"]) == sorted(run.rounds["test/acc"].iloc[-1] for run in finals)
+    assert "test acc %" in (whole / "final.md").read_text()
+
+
 def test_ctrl_c_in_a_sweep_ends_a_script_too(ray_cluster, tmp_path, monkeypatch):
     """Ray Tune returns after it as after the last trial; here it does so at once."""
     monkeypatch.setattr("flray.tuning.sweep.drive", lambda *_: None)
