@@ -260,8 +260,9 @@ class Studies:
 
     # asking -----------------------------------------------------------------------------------
     def counted(self, group: str | None) -> list[FrozenTrial]:
-        """The trials that count for the budget."""
-        return [t for t in self.groups[group].get_trials(deepcopy=False) if t.user_attrs.get("status") != NEVER]
+        """The trials that count for the budget: those that have begun, and not those that somebody has enqueued."""
+        trials = self.groups[group].get_trials(deepcopy=False)
+        return [t for t in trials if t.state != TrialState.WAITING and t.user_attrs.get("status") != NEVER]
 
     def next(self, spent: Collection[str | None] = ()) -> tuple[str, dict[str, Any], Path] | None:
         """(key, overrides, run folder) of a trial that has begun and not ended, else of a new one; None if there is

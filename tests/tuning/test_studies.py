@@ -112,6 +112,18 @@ def test_a_database_suggests_what_a_journal_does(tmp_path: Path) -> None:
     assert study.best_value == max(map(value, whole))
 
 
+def test_what_somebody_enqueues_in_optuna_is_trained_within_the_budget(tmp_path: Path) -> None:
+    """It is the next trial; the others are those of the sweep without it, but for its own."""
+    whole = work(studies_of(tmp_path / "whole", trials=4), 4)
+    folder = tmp_path / "enqueued"
+    found = work(studies_of(folder, trials=2), 2)
+    (study,) = studies_of(folder, trials=2).groups.values()
+    study.enqueue_trial({"algorithm.rho": 1.5})
+    assert studies_of(folder, trials=2).next() is None
+    found += work(studies_of(folder, trials=4), 2)
+    assert found[2]["algorithm.rho"] == 1.5 and [*found[:2], found[3]] == [*whole[:2], whole[3]]
+
+
 # interruptions -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("killed", ["asked", "half suggested", "told half"])
 def test_a_trial_that_was_never_given_out_does_not_count(tmp_path: Path, killed: str) -> None:
