@@ -58,7 +58,8 @@ class Range(NamedTuple):
 
     def value(self, name: str, stored: Any) -> Any:
         """What the experiment gets for `stored`, a study's value of parameter `name`."""
-        if not is_number(stored) or not self.low <= stored <= self.high:
+        inside = is_number(stored) and self.low <= stored <= self.high
+        if not inside or (isinstance(self.low, int) and stored % 1):
             raise ConfigError(f"trial: {name}={show(stored)} is not in {self}, so it is of another sweep")
         return stored
 

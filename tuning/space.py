@@ -103,6 +103,22 @@ class Space(NamedTuple):
             keys[key] = domain.value(name, params.get(name))
         return keys
 
+    def check_enqueued(self, params: Mapping[str, Any], algorithm: str | None = None) -> None:
+        """Raises `ConfigError` for values of some parameters that no trial of this space has."""
+        names = self.names(algorithm)
+        of = {p.name: p.domain for name in self.algorithms for p in self._of(name)} | {
+            "algorithm": Choice(self.algorithms)
+        }
+        for name, value in params.items():
+            if name not in names:
+                raise unknown("parameter", name, names, "a trial that was enqueued")
+            domain = of[name]
+            try:
+                domain.value(name, value)
+            except ConfigError:
+                values = ", ".join(map(repr, domain.labels)) if isinstance(domain, Choice) else str(domain)
+                raise ConfigError(f"it was enqueued with {name}={value!r}; the space has {values}") from None
+
     def example(self, algorithm: str | None = None) -> dict[str, Any]:
         """Overrides of one trial: the first value, or the lower end, of every parameter."""
         algorithm = algorithm or self.algorithms[0]

@@ -29,7 +29,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from flray.core.protocol.seeding import torch_seed
-from flray.core.schema.errors import CheckpointError, FlrayError
+from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError
+from flray.log import LOGGER
 from flray.rundir.folder import to_resume_sweep
 from flray.tuning.beginning import ATTRIBUTE, Beginning
 from flray.tuning.claim import create, drive, join, taken
@@ -291,7 +292,8 @@ class Studies:
         group = max(remaining, key=lambda g: remaining[g], default=None)  # the algorithms take turns
         if remaining.get(group, 0) < 1 or len(self._waiting) >= MOST_WAITING:
             return None
-        return self._give(group, self._ask(group))
+        trial = self._ask(group)
+        return self._next(spent) if trial is None else self._give(group, trial)
 
     def _give(self, group: str | None, trial: optuna.Trial) -> tuple[str, dict[str, Any], Path]:
         key, frozen = self.key(group, trial.number), trial.storage.get_trial(trial._trial_id)
@@ -300,12 +302,21 @@ class Studies:
         overrides = self.sweep.search_space.overrides(frozen.params, group) | frozen.user_attrs.get("values", {})
         return key, overrides, self.folder / frozen.user_attrs["folder"]
 
-    def _ask(self, group: str | None) -> optuna.Trial:
+    def _ask(self, group: str | None) -> optuna.Trial | None:
+        """A trial that has begun; None: one that was enqueued in Optuna, and is not of the space, has failed."""
         study = self.groups[group]
         seed = torch_seed(self.sweep.seed, "sweep", study.study_name, len(self.counted(group))) % 2**32
         sequence = torch_seed(self.sweep.seed, "sweep", study.study_name) % 2**32
         study.sampler = make_sampler(self.sweep.sampler, seed, sequence)
         trial = study.ask()
+        enqueued = trial.storage.get_trial(trial._trial_id).system_attrs.get("fixed_params", {})
+        try:
+            self.sweep.search_space.check_enqueued(enqueued, group)
+        except ConfigError as error:
+            LOGGER.warning(f"{self.sweep.name}  trial {self.key(group, trial.number)}  failed: {error}")
+            trial.set_user_attr("status", f"failed: {error}")
+            study.tell(trial, state=TrialState.FAIL)
+            return None
         self.sweep.search_space.suggest(trial, group)
         trial.set_user_attr("folder", f"trials/{self.key(group, trial.number).replace('/', '-')}")
         return trial

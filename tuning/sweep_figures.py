@@ -219,7 +219,9 @@ def _parts(sweep: Opened) -> dict[str, Study]:
         for algorithm in algorithms or [name]:
             copy = optuna.create_study(directions=study.directions)
             copy.set_metric_names(list(sweep.objectives))
-            copy.add_trials([t for t in trials if not algorithms or t.params.get("algorithm") == algorithm])
+            # Optuna refuses a value outside of its range; one that was enqueued has no folder
+            sound = [t for t in trials if t.state == TrialState.COMPLETE or "folder" in t.user_attrs]
+            copy.add_trials([t for t in sound if not algorithms or t.params.get("algorithm") == algorithm])
             parts[algorithm] = copy
     return parts
 

@@ -51,6 +51,9 @@ def test_a_study_stores_plain_values_as_they_are_and_lists_as_json():
     assert Choice(([64, 32], [32])).suggest(FixedTrial({"x": "[32]"}), "x") == "[32]"
     with pytest.raises(ConfigError, match=r"trial: x=\[8\] is not in \[64, 32\], \[32\]"):
         Choice(([64, 32], [32])).value("x", "[8]")
+    assert Range(1, 4, False).value("x", 2.0) == 2
+    with pytest.raises(ConfigError, match=r"trial: x=2.5 is not in 1 to 4"):
+        Range(1, 4, False).value("x", 2.5)
 
 
 def test_a_value_listed_twice_is_an_error_as_optuna_could_not_tell_them_apart():

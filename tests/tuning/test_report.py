@@ -387,6 +387,20 @@ def test_a_figure_for_each_objective_and_algorithm(tmp_path: Path) -> None:
     assert sorted(axis.collections[-1].get_offsets()[:, 0]) == pytest.approx([0.1 * number for number in range(8)])
 
 
+def test_a_value_outside_of_its_range_keeps_no_figure_back(tmp_path: Path) -> None:
+    """A trial that was enqueued in Optuna, and for which the driver was killed."""
+    sweep = FakeSweep(tmp_path / "s", ACC)
+    study = sweep.study()
+    study.enqueue_trial({"x": 50.0})
+    with pytest.warns(UserWarning, match="out of range"):
+        study.ask({"x": optuna.distributions.FloatDistribution(0, 10)})
+    for x in range(2):
+        sweep.trial(study, {"x": x}, {"val/acc": [x / 2]})
+    with canvas():
+        (copy,) = _parts(open_sweep(sweep.root)).values()
+    assert [trial.params for trial in copy.trials] == [{"x": 0.0}, {"x": 1.0}]
+
+
 @pytest.mark.parametrize("objectives", [ACC, BOTH], ids=["one", "two"])
 def test_importance_is_for_good_values(tmp_path: Path, objectives: dict[str, str]) -> None:
     """High accuracy needs x near 10, low accuracy comes from y near 0.

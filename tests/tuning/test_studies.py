@@ -124,6 +124,32 @@ def test_what_somebody_enqueues_in_optuna_is_trained_within_the_budget(tmp_path:
     assert found[2]["algorithm.rho"] == 1.5 and [*found[:2], found[3]] == [*whole[:2], whole[3]]
 
 
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"algorithm.lr": 5.0}, "it was enqueued with algorithm.lr=5.0; the space has log 0.001 to 0.5"),
+        ({"algorithm.perturb": "tail"}, "it was enqueued with algorithm.perturb='tail'; the space has 'head', 'all'"),
+        ({"lr": 0.1}, "unknown parameter 'lr' in a trial that was enqueued (valid: algorithm.lr, "),
+    ],
+)
+def test_what_is_enqueued_outside_of_the_space_fails_alone(
+    tmp_path: Path, params: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    studies = studies_of(tmp_path / "s", trials=3)
+    (study,) = studies.groups.values()
+    study.enqueue_trial(params)
+    study.enqueue_trial({"algorithm.lr": 0.25})
+    key, overrides, _ = studies.next()
+    assert (key, overrides["algorithm.lr"]) == ("0001", 0.25)
+    studies.tell(key, ended(0.5))
+    work(studies, 1)
+    assert studies.next() is None, "all three count"
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
+    assert study.trials[0].user_attrs["status"].startswith(f"failed: {says}")
+    assert f"tiny  trial 0000  failed: {says}" in caplog.text
+    assert trials_table(tmp_path / "s")["state"].tolist() == ["failed", "finished", "finished"]
+
+
 # interruptions -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("killed", ["asked", "half suggested", "told half"])
 def test_a_trial_that_was_never_given_out_does_not_count(tmp_path: Path, killed: str) -> None:
