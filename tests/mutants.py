@@ -639,7 +639,7 @@ MUTANTS = (
         "engine/client.py", "ready, self._ready = self._ready, None", "ready = self._ready", "engine/test_exchanges.py"
     ),
     Mutant("engine/exchanges.py", "self.uplink or self.even", "self.even", "engine/ray/test_ahead.py", "nobody_begins"),
-    Mutant("engine/ray/capacity.py", "have // each", "have // each + 1", "engine/ray/test_capacity.py"),
+    Mutant("engine/ray/capacity.py", "parts // each\n", "parts // each + 1\n", "engine/ray/test_capacity.py"),
     # results
     Mutant(
         "results/intervals.py", "t.ppf(0.5 + level / 2, n - 1)", "t.ppf(0.5 + level / 2, n)", "results/test_paired.py"

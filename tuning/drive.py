@@ -40,7 +40,7 @@ from flray.config.experiment import Experiment
 from flray.core.schema.errors import CheckpointError, ResourceError
 from flray.engine.progress import stage
 from flray.engine.ray import leases
-from flray.engine.ray.capacity import cpus_needed
+from flray.engine.ray.capacity import cpus_needed, in_parts
 from flray.engine.ray.cluster import connect, started
 from flray.engine.ray.versions import CHANGED, fall_back
 from flray.log import LOGGER
@@ -152,8 +152,8 @@ def _take(node: dict[str, float], gpus: list[float], bundle: dict[str, float]) -
     """Reserves a bundle on a node if there is room; a fraction of a GPU comes from a single GPU."""
     number = bundle.get("GPU", 0)
     share, count = min(number, 1.0), math.ceil(number)
-    homes = [gpu for gpu, room in enumerate(gpus) if room + 1e-9 >= share][:count]
-    if len(homes) < count or any(node.get(name, 0) + 1e-9 < value for name, value in bundle.items()):
+    homes = [gpu for gpu, room in enumerate(gpus) if in_parts(room) >= in_parts(share)][:count]
+    if len(homes) < count or any(in_parts(node.get(name, 0)) < in_parts(value) for name, value in bundle.items()):
         return False
     for name, value in bundle.items():
         node[name] -= value

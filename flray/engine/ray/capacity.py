@@ -10,6 +10,27 @@ from flray.core.schema.errors import ResourceError
 from flray.engine.ray.cluster import ray, starts_here
 from flray.engine.threads import PROCESS_BYTES, cores, memory
 
+PARTS = 10_000  # of a CPU or a GPU, in which Ray counts
+
+
+def in_parts(amount: float) -> int:
+    """An amount of CPUs or GPUs as Ray counts it."""
+    return round(amount * PARTS)
+
+
+def times(have: float, share: float, one_gpu: bool = False) -> int:
+    """How often a share fits into what is there; `one_gpu`: a share of a GPU is of one of them."""
+    parts, each = in_parts(have), max(in_parts(share), 1)
+    if not one_gpu or each > PARTS:
+        return parts // each
+    whole, rest = divmod(parts, PARTS)
+    return whole * (PARTS // each) + rest // each
+
+
+def gpu_share(actors: int) -> float:
+    """The share of a GPU that so many actors have beside each other; six times 0.1667 would be more than one."""
+    return (PARTS // actors) / PARTS
+
 
 def shares(need: Mapping[str, float]) -> str:
     """What an actor takes, in words."""
@@ -65,7 +86,8 @@ def _without(nodes: list[tuple[float, float]], taken: Sequence[dict[str, float]]
     """What the nodes have left when each of the shares is on the first node with room for it."""
     left = list(nodes)
     for share in sorted(taken, key=lambda share: -share["num_cpus"]):
-        room = (i for i, (cpus, gpus) in enumerate(left) if cpus >= share["num_cpus"] and gpus >= share["num_gpus"])
+        need = in_parts(share["num_cpus"]), in_parts(share["num_gpus"])
+        room = (i for i, (cpus, gpus) in enumerate(left) if in_parts(cpus) >= need[0] and in_parts(gpus) >= need[1])
         place = next(room, max(range(len(left)), key=left.__getitem__))
         cpus, gpus = left[place]
         left[place] = (max(cpus - share["num_cpus"], 0.0), max(gpus - share["num_gpus"], 0.0))
@@ -79,17 +101,19 @@ def node_resources() -> list[tuple[float, float]]:
 
 def count_fitting(nodes: list[tuple[float, float]], need: dict[str, float]) -> int:
     """The number of actors of a kind that fit nodes with these (CPUs, GPUs); one a CPU if they need nothing."""
-    wanted = (need["num_cpus"], need["num_gpus"])
-    if not any(wanted):
+    cpu, gpu = need["num_cpus"], need["num_gpus"]
+    if not cpu and not gpu:
         return max(int(sum(cpus for cpus, _ in nodes)), 1)
-    return sum(int(min(have // each for have, each in zip(node, wanted, strict=True) if each > 0)) for node in nodes)
+    by_gpu = [times(gpus, gpu, one_gpu=True) if gpu else math.inf for _, gpus in nodes]
+    by_cpu = [times(cpus, cpu) if cpu else math.inf for cpus, _ in nodes]
+    return sum(int(min(fits)) for fits in zip(by_cpu, by_gpu, strict=True))
 
 
 def _without_server(nodes: list[tuple[float, float]], server: dict[str, float]) -> Iterator[list[tuple[float, float]]]:
     """The nodes' remaining (CPUs, GPUs) with the server on each node that it fits."""
     for i, (cpus, gpus) in enumerate(nodes):
         left = (cpus - server["num_cpus"], gpus - server["num_gpus"])
-        if min(left) >= 0:
+        if min(map(in_parts, left)) >= 0:
             yield [*nodes[:i], left, *nodes[i + 1 :]]
 
 
@@ -109,4 +133,4 @@ def cpus_needed(experiment: Experiment) -> int:
             f"{resources.server.num_cpus:g} ask for {asked:g} CPUs; Ray starts a process for each, and the memory of "
             f"this machine ({cores()} cores) holds {most}: lower resources.client_actors or num_cpus"
         )
-    return max(cores(), math.ceil(asked))
+    return max(cores(), math.ceil(in_parts(asked) / PARTS))

@@ -12,6 +12,7 @@ from flray.engine.blame import server_never_started
 from flray.engine.ray import alive, by_value, leases
 from flray.engine.ray.actors import Recipe
 from flray.engine.ray.calls import CallsExecutor
+from flray.engine.ray.capacity import gpu_share
 from flray.engine.ray.cluster import ray
 from flray.engine.threads import cores
 from flray.files import checksum
@@ -78,4 +79,4 @@ def _measured_gpu_share(
         peak, total = probe.peak_gpu_memory(Recipe.of(experiment, scenario), key, threads, chunk)
     finally:
         leases.end(probe)
-    return 1.0 / max(1, int(0.9 * total / max(peak, 1)))
+    return gpu_share(max(1, int(0.9 * total / max(peak, 1))))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from flray.engine.ray.capacity import times
 from flray.engine.ray.cluster import ray
 
 SERVER_BUNDLE = 1  # of a trial's placement group: bundle 0 is its driver's, those behind the server's one client's each
@@ -70,7 +71,7 @@ def free_bundles(client: Mapping[str, float]) -> Bundles | None:
             {name: free.get(f"{name}_group_{place}_{group.id.hex()}", 0.0) for name in need}
             for place in range(len(group.bundle_specs))
         ]
-        clients = sum(int(min(bundle[name] // value for name, value in need.items())) for bundle in taken)
+        clients = _fitting(taken, need)
         # the processes of a run before this one may need a moment to end; this process's own share stays taken
         spare = _fitting(group.bundle_specs, need) > _fitting(
             [ray.get_runtime_context().get_assigned_resources()], need
@@ -81,7 +82,9 @@ def free_bundles(client: Mapping[str, float]) -> Bundles | None:
 
 
 def _fitting(bundles: list[dict[str, float]], need: Mapping[str, float]) -> int:
-    return sum(int(min(bundle.get(name, 0.0) // value for name, value in need.items())) for bundle in bundles)
+    return sum(
+        min(times(bundle.get(name, 0.0), value, name == "GPU") for name, value in need.items()) for bundle in bundles
+    )
 
 
 def scheduling_strategies(actors: int, server: Mapping[str, float], group: Any = None) -> list[Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import capacity
-from flray.engine.ray.capacity import _without_server, count_fitting, num_client_actors
+from flray.engine.ray.capacity import _without_server, count_fitting, gpu_share, num_client_actors
 from tests.support.commands import QUICK
 from tests.support.heads import flray
 
@@ -25,12 +25,22 @@ NO, ONE = (0.0, 0.0), (1.0, 0.0)
         pytest.param([(2.0, 0.0), (3.0, 0.0)], (2.0, 0.0), ONE, 2, id="the server where it costs least: of the three"),
         pytest.param([(1.0, 1.0)], (1.0, 0.5), (0.0, 0.5), 1, id="the server on the GPU"),
         pytest.param([ONE], ONE, (2.0, 0.0), 0, id="no node holds the server"),
+        pytest.param([(2.0, 0.0)], (0.2, 0.0), NO, 10, id="fifths of two CPUs"),
+        pytest.param([ONE], (0.1, 0.0), (0.9, 0.0), 1, id="a tenth beside nine tenths"),
+        pytest.param([(8.0, 1.0)], (0.0, 0.2), NO, 5, id="fifths of a GPU"),
+        pytest.param([(8.0, 2.0)], (0.0, 0.4), NO, 4, id="a share is of one GPU: a fifth of each is left"),
+        pytest.param([(8.0, 3.0)], (0.0, 2.0), NO, 1, id="two GPUs each"),
     ],
 )
 def test_most_actors_beside_the_server(nodes, client, server, actors):
     """Kinds are (CPUs, GPUs)."""
     kinds = [{"num_cpus": cpus, "num_gpus": gpus} for cpus, gpus in (client, server)]
     assert max((count_fitting(rest, kinds[0]) for rest in _without_server(nodes, kinds[1])), default=0) == actors
+
+
+def test_as_many_actors_have_a_measured_share_as_were_counted():
+    for actors in range(1, 100):  # Ray rounds each share to a ten-thousandth
+        assert round(gpu_share(actors) * 10_000) * actors <= 10_000 <= round(gpu_share(actors) * 10_000) * (actors + 1)
 
 
 @pytest.mark.slow
@@ -50,6 +60,7 @@ def test_more_processes_than_memory_holds_are_refused_before_anything_starts(tmp
         ([(4.0, 0.0)], "auto", 10, [(1.0, 0.0)] * 3, 1),
         ([(4.0, 0.0)], 3, 10, [(1.0, 0.0)] * 2, 2),
         ([(4.0, 0.0)], "auto", 10, [(4.0, 0.0)], 0),
+        ([(1.7, 0.0)], "auto", 10, [(0.4, 0.0), (0.3, 0.0)], 1),  # in floats less than one is left
         ([(2.0, 1.0)], "auto", 10, [(0.0, 0.5), (0.0, 0.25)], 2),  # who needs no GPU does not mind
         ([(2.0, 0.0), (2.0, 0.0)], "auto", 10, [(2.0, 0.0), (1.0, 0.0)], 1),
     ],
