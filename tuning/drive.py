@@ -238,7 +238,7 @@ def drive(
     halts = isinstance(scheduler, HyperBandScheduler | PopulationBasedTraining)
     try:
         pending = count if isinstance(scheduler, HyperBandScheduler) else placement.at_once
-        with _turn(folder), _as_it_is(), _pending(pending):
+        with _turn(folder), _as_it_is(), _pending(pending), _without_words():
             Tuner(
                 tune.with_resources(Trial, placement.group),
                 tune_config=TuneConfig(
@@ -279,6 +279,20 @@ def _turn(folder: Path) -> Iterator[None]:
         yield
     finally:
         _driving.release()
+
+
+@contextlib.contextmanager
+def _without_words() -> Iterator[None]:
+    """A block in which Ray Tune says nothing of its own folder: where it is, and that it holds no results."""
+    least = {"ray.tune.tune": logging.WARNING, "ray.tune.analysis.experiment_analysis": logging.ERROR}
+    before = {name: logging.getLogger(name).level for name in least}
+    try:
+        for name, level in least.items():
+            logging.getLogger(name).setLevel(level)
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _as_it_is() -> contextlib.AbstractContextManager[None]:

@@ -3,6 +3,7 @@ reserved."""
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -159,9 +160,16 @@ def test_what_the_cluster_cannot_hold_is_one_line(
 # on a real Ray -----------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_trials_run_and_ray_tune_leaves_nothing_behind(
-    ray_cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ray_cluster: Any,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two trials, one at a time. Ray Tune's own folder and words are gone: stdout is the command's."""
+    """Two trials, one at a time. Ray Tune's own folder and words are gone: stdout is the command's. Its loggers speak
+    where a user's own `ray.init` lets them."""
+    monkeypatch.setattr(logging.getLogger("ray"), "propagate", True)
+    caplog.set_level(logging.INFO, "ray")
     cells = [experiment(rounds=2, seed=seed) for seed in (0, 1)]
     placement = place(cells[0], 1)
     jobs = [Job.of(f"{seed}", tmp_path / f"{seed}", cell, ("val/acc",), ((2, 1),)) for seed, cell in enumerate(cells)]
@@ -171,6 +179,7 @@ def test_trials_run_and_ray_tune_leaves_nothing_behind(
     assert show.ended == ["finished", "finished"]
     runs = [Run(tmp_path / f"{seed}") for seed in (0, 1)]
     assert [run.rounds["round"].tolist() for run in runs] == [[1, 2], [1, 2]]
+    assert ".flray-tune" not in caplog.text and logging.getLogger("ray.tune.tune").level == logging.NOTSET
     assert not (tmp_path / ".flray-tune").exists() and os.environ.get("TUNE_MAX_PENDING_TRIALS_PG") == before
     out, error = capfd.readouterr()
     assert out == "" and [line.split("  ")[:3] for line in error.splitlines() if " trial " in line] == [
