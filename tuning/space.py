@@ -227,6 +227,8 @@ def _check_keys(forms: Iterable[str], names: Sequence[str], conditional: bool) -
                 raise ConfigError(f"space.{key}: {why}")
             if prefix.startswith(f"{key}."):
                 raise ConfigError(f"space.{key}: it has {prefix}, and {why}; write the keys that are searched")
+        if section == "uplink" and field.endswith(".name"):
+            raise ConfigError(f"space.{key}: an entry goes by its name; write uplink: [[{{name: ...}}], ...]")
         for new in {old.get(field) for name, old in renamed.items() if section in ("algorithm", name)} - {None}:
             raise ConfigError(f"space.{key}: this key has a new name; write {section}.{new}")
         if section == "algorithm":
@@ -356,6 +358,8 @@ def _read(experiment: Any, key: str, value: Any) -> Any:
     section, _, option = key.partition(".")
     if section == "uplink":  # a list, whose entries keys name
         return to_jsonable_python(option_of(experiment.uplink, key) if option else value)
+    if option == "name":  # which a section, or one that is left out, does not have
+        return value
     for part in key.split("."):
         experiment = experiment[part] if isinstance(experiment, Mapping) else getattr(experiment, part)
     plain_keys = to_jsonable_python(experiment)

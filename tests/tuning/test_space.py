@@ -446,6 +446,9 @@ def test_whatever_is_suggested_is_a_valid_experiment(whole, name, data):
 {evaluate.validation.fraction: [0.1, 0.2]} | space.evaluate.validation.fraction: every trial is judged on the same
     | held-out share
 {evaluate.every: [1, 2]} | space.evaluate.every: it changes no training
+{uplink.topk.name: [topk, clip]} | space.uplink.topk.name: an entry goes by its name; write uplink: [[{name: ...}],
+    | ...]
+{aggregation.name: [mean, medain]} | space.aggregation.name: unknown aggregation 'medain' (did you mean 'median'?)
 {evaluate: [{every: 1}, {every: 2}]} | space.evaluate: it has evaluate.every, and it changes no training
 {algorithm: [fedavg, fedprx]} | unknown algorithm 'fedprx' (did you mean 'fedprox'?)
 {algorithm: [fedavg, fedavg]} | space.algorithm: fedavg is listed twice
@@ -492,6 +495,16 @@ def test_an_algorithm_that_the_experiment_cannot_run_is_found_before_anything_ru
         resolve({"algorithm": ["fedavg", "fedproj"]}, {key: value for key, value in BASE.items() if key != "proxy"})
     with pytest.raises(ConfigError, match=r"experiment\.algorithm: missing"):
         resolve({"partition.alpha": [0.1, 1]}, {key: value for key, value in BASE.items() if key != "algorithm"})
+
+
+@pytest.mark.parametrize("before", [{}, {"aggregation": "median"}])
+def test_the_name_of_a_section_that_may_be_left_out_is_searched(before):
+    space = resolve({"aggregation.name": ["none", "mean", "median"]}, {**BASE, **before})
+    (name,) = space.names("fedsol")
+    rules = [
+        build({**BASE, **before}, space.overrides({name: rule})).aggregation for rule in ("none", "mean", "median")
+    ]
+    assert [type(rule).__name__ for rule in rules] == ["NoneType", "Mean", "Median"]
 
 
 def test_options_of_uplink_s_entries_are_searched_by_their_names():
