@@ -17,7 +17,7 @@ from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError
 from flray.metrics.names import LAST
 from flray.rundir import checkpoint
-from flray.rundir.lock import holder
+from flray.rundir.lock import FolderLock, holder
 from flray.rundir.parts import read_part
 from flray.rundir.reader import Run
 from flray.rundir.recorder import ParquetTable
@@ -200,9 +200,18 @@ class TrialRun:
         """Continues from a copy by :meth:`copy_to`, of this run or another one, whatever this one had done.
 
         Rounds that this run had not done come from the copy, so its table has no gap. What an earlier process of this
-        trial has done is in the table when it has released the folder.
+        trial has done is in the table when it has released the folder; raises `CheckpointError` if it does not.
         """
         self.wait()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock.acquire(self.folder)
+        try:
+            self._take(place)
+        finally:
+            lock.release()
+
+    def _take(self, place: Path) -> None:
+        """Takes the copy's checkpoint, and its rows of rounds that the own tables lack; later rows go."""
         (source,) = place.glob("round-*")
         done = checkpoint.rounds_done(source)
         for name in sorted({*_tables(self.folder), *_tables(place)}):

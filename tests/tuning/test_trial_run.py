@@ -14,6 +14,7 @@ from flray import Run
 from flray.core.schema.errors import CheckpointError
 from flray.metrics.classification import Counts
 from flray.rundir import tested
+from flray.rundir.lock import FolderLock
 from flray.rundir.recorder import Recorder
 from flray.tuning import trial_run
 from flray.tuning.trainable import Job, Trial
@@ -181,6 +182,20 @@ def test_a_run_goes_on_from_another_when_its_earlier_process_has_released_it(tmp
         monkeypatch.setattr(trial_run, "holder", held)
         run.go_on_from(tmp_path / "copy")
     assert Run(run.folder).rounds["val/acc"].tolist() == [0.1, 0.2, 0.3, 0.8]
+
+
+def test_a_run_that_an_earlier_process_does_not_release_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That process may still write rows that it has reported."""
+    run = saved(tmp_path / "own", [0.1, 0.2], 2)
+    saved(tmp_path / "other", [0.5, 0.6, 0.7, 0.8], 4).copy_to(tmp_path / "copy")
+    monkeypatch.setattr(trial_run, "ORPHAN_S", 0.0)
+    earlier = FolderLock.acquire(run.folder)
+    with pytest.raises(CheckpointError, match="is in use"):
+        run.go_on_from(tmp_path / "copy")
+    earlier.release()
+    assert (Run(run.folder).rounds["val/acc"].tolist(), run.saved) == ([0.1, 0.2], 2)
 
 
 def test_rounds_that_are_missing_are_told_of(tmp_path: Path) -> None:
