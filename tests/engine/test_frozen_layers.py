@@ -211,6 +211,23 @@ def of_zeros(layer):
     return layer
 
 
+def rows_of_classes(head, classes):
+    """The names of `class_tables` in a network with the head."""
+
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.head = nn.Linear(3, 5), head()
+
+        def forward(self, x):
+            return self.head(self.first(x))
+
+    torch.manual_seed(0)
+    objective = Objective(Whole())
+    found = class_tables(objective, classes, lambda: torch.randn(32, 3, generator=torch.Generator().manual_seed(1)))
+    return {entry.name.removeprefix("head.") for entry in found}
+
+
 @pytest.mark.parametrize(
     ("head", "rows"),
     [
@@ -223,24 +240,27 @@ def of_zeros(layer):
         (lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), of_zeros(nn.Linear(4, 4))), {"2.weight", "2.bias"}),
         (lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 6), nn.Linear(6, 4), nn.LogSoftmax(1)),
          {"2.weight", "2.bias"}),
+        (lambda: nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4)), {"0.weight", "0.bias", "1.weight", "1.bias"}),
+        (lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Softmax(1)),
+         {"2.weight", "2.bias", "3.weight", "3.bias"}),
+        (lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(5, 4)), nn.BatchNorm1d(4)),
+         {"0.bias", "0.parametrizations.weight.original", "1.weight", "1.bias"}),
+        (lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 8), nn.GLU()), set()),
     ],
-    ids=["one", "weight norm", "batch norm", "mean of two", "hidden", "zeros", "log softmax"],
+    ids=["one", "weight norm", "batch norm", "mean of two", "hidden", "zeros", "log softmax", "layer norm", "softmax",
+         "spectral norm", "gated"],
 )  # fmt: skip
 def test_rows_of_classes_reach_one_logit(head, rows):
-    """By hand from the layers: row c of a last layer is in logit c alone, a hidden row of four is in all four."""
+    """By hand from the layers: row c of a last layer is in logit c alone, a hidden row of four is in all four. A norm
+    across classes and a softmax mix the rows of a last layer, which stay those of classes."""
+    assert rows_of_classes(head, 4) == rows
 
-    class Whole(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.head = nn.Linear(3, 5), head()
 
-        def forward(self, x):
-            return self.head(self.first(x))
-
-    torch.manual_seed(0)
-    objective = Objective(Whole())
-    found = class_tables(objective, 4, lambda: torch.randn(32, 3, generator=torch.Generator().manual_seed(1)))
-    assert {entry.name.removeprefix("head.") for entry in found} == rows
+def test_a_hidden_layer_of_two_rows_is_no_head_of_two_classes():
+    """No third row was there to tell by, so that the hidden rows were taken for those of classes."""
+    layers = (nn.Linear(5, 2), nn.Tanh(), nn.Linear(2, 2))
+    assert rows_of_classes(lambda: nn.Sequential(*layers), 2) == {"2.weight", "2.bias"}
+    assert rows_of_classes(lambda: nn.Sequential(*layers, nn.LogSoftmax(1)), 2) == {"2.weight", "2.bias"}
 
 
 @pytest.mark.parametrize("freeze", ["unreached", "old_heads"])

@@ -139,29 +139,43 @@ class Frozen(Objective):
 
 
 def class_tables(objective: Objective, classes: int, samples: Callable[[], Tensor]) -> tuple[Entry, ...]:
-    """The tensors of the head with a row for each of C `classes`: row c reaches no other logit than that of class c.
+    """The tensors of the head with a row for each of C `classes`.
 
     A hidden layer of the head may have C rows by chance. So where another layer than the last one has C rows, the
-    `samples [B, ...]` are read, in eval mode: a row of a hidden layer reaches the difference of any two logits.
+    `samples [B, ...]` are read, in eval mode: a row of a hidden layer reaches the difference of any two logits, and
+    that of a last layer does not. After a last layer, a norm across classes or a softmax mixes its rows too. Where all
+    matrices of C rows are mixed, the tables are therefore those from the head's last matrix on, if it has C rows.
     """
     entries = zip(objective.layout.entries, objective.in_head, strict=True)
     head = [(place, entry) for place, (entry, in_head) in enumerate(entries) if in_head]
     tables = [(place, entry) for place, entry in head if entry.shape[:1] == (classes,)]
     if {_layer(entry) for _, entry in tables} <= {_layer(entry) for _, entry in head[-1:]}:
         return tuple(entry for _, entry in tables)
+    mixed = _mixed(objective, classes, samples(), [place for place, _ in tables])
+    found = [entry for (_, entry), mixes in zip(tables, mixed, strict=True) if not mixes]
+    matrices = [entry for _, entry in head if len(entry.shape) > 1]
+    if any(entry in found for entry in matrices) or not matrices or matrices[-1].shape[0] != classes:
+        return tuple(found)
+    first = next(place for place, entry in head if _layer(entry) == _layer(matrices[-1]))
+    return tuple(entry for place, entry in tables if place >= first)
+
+
+def _mixed(objective: Objective, classes: int, samples: Tensor, places: list[int]) -> list[bool]:
+    """Whether rows of the tensors at `places` reach logits of other classes, or their differences, on `samples`."""
     w, b = objective.initial()
     # near the first point, because a last layer of zeros hides what is before it
     w += 0.01 * torch.randn(len(w), dtype=w.dtype, generator=torch.Generator().manual_seed(0)).to(w.device)
     model = objective.at(w, b, "eval", grad=True)
-    logits, leaves = model(samples().to(objective.device)), [model.leaves[place] for place, _ in tables]
-    shared = [False] * len(tables)
-    for first, second in ((0, 1), (-2, -1)):
+    logits, leaves = model(samples.to(objective.device)), [model.leaves[place] for place in places]
+    mixed = [False] * len(places)
+    # a difference, because a log-softmax keeps those of its inputs; of two classes it has no third row
+    for read in ([0, 1], [-2, -1]) if classes > 2 else ([0], [-1]):
         others = torch.ones(classes, dtype=torch.bool, device=objective.device)
-        others[[first, second]] = False
-        difference = (logits[:, first] - logits[:, second]).sum()
-        gradients = torch.autograd.grad(difference, leaves, retain_graph=True, materialize_grads=True)
-        shared = [found or bool(g[others].any()) for found, g in zip(shared, gradients, strict=True)]
-    return tuple(entry for (_, entry), found in zip(tables, shared, strict=True) if not found)
+        others[read] = False
+        value = logits[:, read[0]].sum() - logits[:, read[1:]].sum()
+        gradients = torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True)
+        mixed = [found or bool(g[others].any()) for found, g in zip(mixed, gradients, strict=True)]
+    return mixed
 
 
 def _layer(entry: Entry) -> str:
