@@ -233,10 +233,10 @@ class Runtime:
                     fixed[classes.old.index] = True
                 if "older_heads" in config.freeze:
                     self._fix_older(task, unreached, fixed)
-                if fixed.any() and not tables and any(self.objective.in_head):
+                if fixed.any() and not tables and self._may_train_old_heads():
                     raise ConfigError(
-                        f"tasks.freeze: {', '.join(config.freeze)}: the head of {type(self.objective.module).__name__} "
-                        "has no layer whose rows are those of single classes, so there is no old head to freeze; leave "
+                        f"tasks.freeze: {', '.join(config.freeze)}: {type(self.objective.module).__name__} has no head "
+                        "with a layer whose rows are those of single classes, so there is no old head to freeze; leave "
                         "it out"
                     )
                 rows = HeadRows(unreached, fixed & unreached, tables) if unreached.any() else None
@@ -245,6 +245,14 @@ class Runtime:
                 part = "early" if early and task else None
                 frozen[task] = Frozen(self.objective, part, config.frozen_bn_stats == "freeze", rows, norms)
         return early, frozen
+
+    def _may_train_old_heads(self) -> bool:
+        """Whether a task could train heads of older ones: not where the head is not trained (T5's), and not where the
+        network declares that nothing of it is to freeze (Fed+PEC's students of one class each)."""
+        module = self.objective.module
+        head = getattr(module, "head", None)
+        untrained = isinstance(head, nn.Module) and [*head.parameters()] and not any(self.objective.in_head)
+        return not untrained and getattr(module, "early", ()) is not None
 
     def _fix_older(self, task: int, unreached: Tensor, fixed: Tensor) -> None:
         """`older_heads` in task t, in `unreached [C]` and `fixed [C]`: the rows of tasks up to t - 3 are fixed.

@@ -89,3 +89,20 @@ class ColumnHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.head[0]
+
+
+class UntrainedHead(NormNet):
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__(input_shape, num_classes)
+        self.head.requires_grad_(False)
+
+
+class Unnamed(nn.Module):
+    """Its last child has no parameters, so nothing tells which layer the head is."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.last, self.out = nn.Linear(input_shape[0], num_classes), nn.LogSoftmax(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.last(x))

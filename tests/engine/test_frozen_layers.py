@@ -328,12 +328,21 @@ def test_students_of_a_class_each_have_no_early_layers(tmp_path):
     assert run.server.runtime.frozen == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("fedpec", {}), ("fedavg", {"model": {"name": "tests.contracts.networks:UntrainedHead"}})]
+)
+def test_where_no_task_trains_an_old_head_none_is_frozen(tmp_path, name, options):
+    """Fed+PEC has a student a class and no head; that of T5 may be frozen."""
+    run = Local(experiment(name, tasks={"num_tasks": 2, "freeze": "old_heads"}, **options), tmp_path)
+    assert not run.server.runtime.objective_of(1).has_rows
+
+
 def freezing(*what):
     return {"model": {"name": "mlp"}, "tasks": {"num_tasks": 3, "freeze": what}}
 
 
-def columns(*what):
-    return {**freezing(*what), "model": {"name": "tests.contracts.networks:ColumnHead"}}
+def network(name, *what):
+    return {**freezing(*what), "model": {"name": name}}
 
 
 @pytest.mark.parametrize(
@@ -342,12 +351,32 @@ def columns(*what):
         ("fedavg", {}, freezing("early"), ("MLP", "`early`", "resnet18", "vit")),
         ("fedavg", {}, freezing("statistics"), ("tasks.freeze", "statistics")),
         ("fedavg", {}, freezing("none", "early"), ("tasks.freeze:", "none")),
-        ("fedavg", {}, columns("old_heads"), ("tasks.freeze: old_heads", "ColumnHead", "leave it out")),
+        (
+            "fedavg",
+            {},
+            network("tests.contracts.networks:ColumnHead", "old_heads"),
+            ("tasks.freeze: old_heads", "ColumnHead", "leave it out"),
+        ),
+        (
+            "fedavg",
+            {},
+            network("tests.contracts.networks:Unnamed", "old_heads"),
+            ("tasks.freeze: old_heads", "Unnamed has no head", "leave it out"),
+        ),
         ("target", {"freeze": "early"}, {}, ("algorithm.freeze:", "tasks.")),
         ("target", {"frozen_bn_stats": "early"}, {}, ("algorithm.frozen_bn_stats:", "tasks.")),
         ("target", {"old_heads": "early"}, {}, ("algorithm.old_heads:", "tasks.")),
     ],
-    ids=["no early layers", "no statistics", "none and more", "no rows", "freeze", "frozen_bn_stats", "old_heads"],
+    ids=[
+        "no early layers",
+        "no statistics",
+        "none and more",
+        "no rows",
+        "no head",
+        "freeze",
+        "frozen_bn_stats",
+        "old_heads",
+    ],
 )
 def test_what_cannot_be_frozen_says_so(tmp_path, name, options, sections, says):
     with pytest.raises(ConfigError, match=facts(*says)):
