@@ -43,14 +43,14 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
     or of another shape, and for NaN or infinity in a parameter that is trained.
     """
     what = f"model.weights: {source}"
-    own = module.state_dict()
+    own = module.state_dict(keep_vars=True)  # a tied tensor is one object under its names
     stored = state_dict_in(read_weights(source), what, own)
     in_head, network = _head_names(module), type(module).__name__
     if head == "fresh":
         _check_fresh(what, module, in_head)
         stored, own = ({name: t for name, t in tensors.items() if name not in in_head} for tensors in (stored, own))
     ordered = weights_place(source).endswith(PICKLED)
-    stored, how = renamed(stored, _tied(module, stored), own, ordered, head == "fresh", what, network)
+    stored, how = renamed(stored, own, ordered, head == "fresh", what, network)
     trained = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     for name, tensor in own.items():
         if name in stored and stored[name].shape != tensor.shape:
@@ -266,14 +266,6 @@ def _check_tied(what: str, module: nn.Module, stored: Mapping[str, Tensor]) -> N
             )
 
 
-def _tied(module: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of `stored` by the other names that the network has for them, and the file has not: safetensors'
-    `save_model` and transformers write a tied tensor once."""
-    named = module.state_dict(keep_vars=True)
-    there = {id(tensor): stored[name] for name, tensor in named.items() if name in stored}
-    return {name: there[id(t)] for name, t in named.items() if name not in stored and id(t) in there}
-
-
 def state_dict_in(content: Mapping[Any, Any], what: str, own: Collection[str]) -> dict[str, Tensor]:
     """The named tensors of a loaded file: a state dict, or the only one in a dict of other things.
 
@@ -303,22 +295,19 @@ def _unwrapped(tensors: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
 
 
 def renamed(
-    stored: Mapping[str, Tensor],
-    tied: Mapping[str, Tensor],
-    own: Mapping[str, Tensor],
-    ordered: bool,
-    more: bool,
-    what: str,
-    network: str,
+    stored: Mapping[str, Tensor], own: Mapping[str, Tensor], ordered: bool, more: bool, what: str, network: str
 ) -> tuple[dict[str, Tensor], str]:
     """(`stored` under the names of `own`; how they were found, in words, "": under these very names).
 
-    `tied`: the tensors of `stored` by further names of `own`, for a file with the names of `own`. `ordered`: the file
-    keeps the order of its state dict. `more`: it may have tensors after those of `own` (a head that is not read).
-    Raises `ConfigError` that names the first difference.
+    `own`: a tied tensor is one object under all its names. The file may have it under each of them, or once, as
+    safetensors' `save_model` and transformers write it. `ordered`: the file keeps the order of its state dict. `more`:
+    it may have tensors after those of `own` (a head that is not read). Raises `ConfigError` that names the first
+    difference.
     """
     numbers = {name for name, tensor in own.items() if tensor.is_floating_point() or tensor.is_complex()}
     needed = [name for name in own if name in numbers and not name.endswith(COUNTER)]
+    there = {id(own[name]): tensor for name, tensor in stored.items() if name in own}
+    tied = {name: there[id(tensor)] for name, tensor in own.items() if name not in stored and id(tensor) in there}
     missing = next((name for name in needed if name not in stored and name not in tied), None)
     if missing is None:
         stored = {**stored, **tied}
@@ -329,17 +318,20 @@ def renamed(
         said = [f"not read: {', '.join(other)}"] if other else []
         said += [f"not there, and as {network} makes it: {', '.join(kept)}"] if kept else []
         return tensors, "; ".join(["by name", *said]) if said else ""
-    theirs = [name for name in stored if not name.endswith(COUNTER)]
+    theirs = {name: tensor for name, tensor in stored.items() if not name.endswith(COUNTER)}
+    first = {id(own[name]): name for name in reversed(needed)}  # of a tied tensor's names
+    once = [name for name in needed if first[id(own[name])] == name]
     match = _by_order if ordered else _by_shape
-    found = match({name: stored[name] for name in theirs}, {name: own[name] for name in needed}, more)
-    if isinstance(found, str):
-        raise ConfigError(f"{what} has no {missing}, which {network} needs; it is of another network: {found}")
+    tries = [match(theirs, {name: own[name] for name in names}, more) for names in (needed, once)]
+    found = next((pairs for pairs in tries if not isinstance(pairs, str)), None)
+    if found is None:
+        raise ConfigError(f"{what} has no {missing}, which {network} needs; it is of another network: {tries[0]}")
     pairs = [f"{there} is {name}" for name, there in found.items() if name != there]
     left = [name for name in theirs if name not in set(found.values())]
     more_pairs = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
     how = f"by {'order and ' if ordered else ''}shape, names differ ({pairs[0]}{more_pairs})"
     how += f"; not read: {', '.join(left)}" if left else ""
-    return {name: stored[there] for name, there in found.items()}, how
+    return {name: stored[found.get(name) or found[first[id(own[name])]]] for name in needed}, how
 
 
 def _by_order(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], more: bool) -> dict[str, str] | str:

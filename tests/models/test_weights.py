@@ -135,6 +135,29 @@ def test_a_tied_tensor_that_is_stored_once_is_read_under_each_of_its_names(tmp_p
     assert all(torch.equal(tensor, theirs.state_dict()[key]) for key, tensor in module.state_dict().items())
 
 
+@pytest.mark.parametrize("stored", ["once", "twice"])
+@pytest.mark.parametrize(
+    ("name", "again"), [("TwoNamedHead", ("head.weight", "head.bias")), ("TiedHead", ("head.weight",))]
+)
+def test_a_tied_tensor_under_other_names_is_read_under_each_of_its_own(tmp_path, name, again, stored):
+    """A plain `nn.Sequential` has a head once that a wrapper names a second time; it was refused."""
+    name, place = f"tests.models.own_networks:{name}", str(tmp_path / "model.pt")
+    state = build_model(ModelConfig(name=name), (2,), 2, seed=1).state_dict()
+    left_out = again if stored == "once" else ()
+    torch.save({f"model.{key}": t for key, t in state.items() if key not in left_out}, place)
+    module = build(place, name=name)
+    assert module.weights_read.startswith("by order and shape, names differ (model.")
+    assert all(torch.equal(tensor, state[key]) for key, tensor in module.state_dict().items())
+
+
+def test_a_tied_tensor_with_a_shape_of_its_own_is_found_by_it(tmp_path):
+    name, place = f"{__name__}:NamedTwice", str(tmp_path / "model.safetensors")
+    save_file({"w": torch.ones(3, 4), "b": torch.ones(3)}, place)
+    module = build(place, name=name)
+    assert module.weights_read == "by shape, names differ (w is net.0.weight and 1 more)"
+    assert module.net[0].weight is module.head.weight and (module.head.weight == 1).all()
+
+
 def test_a_head_that_is_the_whole_network_is_not_fresh(tmp_path):
     """Every tensor was random, and the first lines said that the run starts from the file."""
     name, place = "tests.models.own_networks:Wrapped", str(tmp_path / "model.pt")
@@ -369,6 +392,18 @@ def test_a_checkpoint_of_another_program_has_floating_numbers_too(tmp_path):
     torch.save(theirs, tmp_path / "theirs.pth")
     with pytest.raises(ConfigError, match=r"blocks.0.conv1.weight as torch.int8.*, torch.float32 is needed"):
         build_model(ModelConfig(name="resnet18", pretrained=str(tmp_path / "theirs.pth")), (3, 32, 32), 3, 0)
+
+
+class NamedTwice(torch.nn.Module):
+    """Its one layer has two names."""
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(*input_shape, num_classes))
+        self.head = self.net[0]
+
+    def forward(self, x):
+        return self.net(x)
 
 
 class Indexed(torch.nn.Module):
