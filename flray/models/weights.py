@@ -240,12 +240,15 @@ def _check_fresh(what: str, module: nn.Module, in_head: Collection[str]) -> None
     """Raises `ConfigError` for a network without a head, with one that is all of it, or that another part shares."""
     if not in_head:
         raise ConfigError(f"{what}: {type(module).__name__} declares no head; set model.weights_head: load")
-    if all(name in in_head or name.endswith(COUNTER) for name in module.state_dict()):
+    inside = {*module.head.modules()}  # type: ignore[union-attr]
+    # one layer after buffers (a random projection) is a head; of several, flray took the only child for it
+    several = sum(bool([*layer.parameters(recurse=False)]) for layer in inside) > 1
+    read = dict(module.named_parameters()) if several else module.state_dict()
+    if all(name in in_head or name.endswith(COUNTER) for name in read):
         raise ConfigError(
-            f"{what}: the head of {type(module).__name__} is the whole network, so nothing would be read; set "
+            f"{what}: the head of {type(module).__name__} is the whole network, so no layer would be read; set "
             "model.weights_head: load, or name its last layer self.head"
         )
-    inside = {*module.head.modules()}  # type: ignore[union-attr]
     tied = sorted(name for name in in_head if module.get_submodule(name.rpartition(".")[0]) not in inside)
     if tied:
         raise ConfigError(

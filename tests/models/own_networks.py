@@ -198,6 +198,17 @@ class Wrapped(nn.Module):
         return self.net(x)
 
 
+class Standardized(Wrapped):
+    """Its inputs are standardised by buffers of its own."""
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__(input_shape, num_classes)
+        self.register_buffer("mean", torch.zeros(input_shape))
+
+    def forward(self, x):
+        return self.net(x - self.mean)
+
+
 class OwnWrapper(nn.Module):
     """Its child has the name that DataParallel gives."""
 

@@ -158,14 +158,24 @@ def test_a_tied_tensor_with_a_shape_of_its_own_is_found_by_it(tmp_path):
     assert module.net[0].weight is module.head.weight and (module.head.weight == 1).all()
 
 
-def test_a_head_that_is_the_whole_network_is_not_fresh(tmp_path):
-    """Every tensor was random, and the first lines said that the run starts from the file."""
-    name, place = "tests.models.own_networks:Wrapped", str(tmp_path / "model.pt")
+@pytest.mark.parametrize("network", ["Wrapped", "Standardized"])
+def test_a_head_that_is_the_whole_network_is_not_fresh(tmp_path, network):
+    """Every parameter was random, and the first lines said that the run starts from the file. Buffers are no layer."""
+    name, place = f"tests.models.own_networks:{network}", str(tmp_path / "model.pt")
     state = build_model(ModelConfig(name=name), (4,), 3, seed=1).state_dict()
     torch.save(state, place)
-    with pytest.raises(ConfigError, match=r"the head of Wrapped is the whole network, so nothing would be read; set"):
+    with pytest.raises(
+        ConfigError, match=f"the head of {network} is the whole network, so no layer would be read; set"
+    ):
         build(place, "fresh", name=name)
     assert torch.equal(build(place, name=name).net[0].weight, state["net.0.weight"])
+
+
+def test_buffers_before_a_head_of_one_layer_are_read_where_it_is_fresh(tmp_path):
+    own, name = Indexed((4,), 3), f"{__name__}:Indexed"
+    torch.save({**own.state_dict(), "order": torch.tensor([3, 2, 1, 0])}, tmp_path / "model.pt")
+    module = build(tmp_path / "model.pt", "fresh", name=name)
+    assert module.order.tolist() == [3, 2, 1, 0] and not torch.equal(module.head.weight, own.head.weight)
 
 
 def test_a_head_with_two_names_is_fresh_under_both(tmp_path):
