@@ -80,9 +80,15 @@ def versions(algorithm: Algorithm, name: str, changes: Sequence[Change], tasks: 
             checked = type(algorithm)(**values)
             values = checked.model_dump(by_alias=aliases, round_trip=True)
             # FedAvg's rate in round r (from 0) is lr lr_decay^r
-            rate = {"lr": _undecayed(values, begins, where)} if begins and "lr_decay" in values else {}
+            decays = begins and is_factor(values.get("lr"), values.get("lr_decay"))
+            rate = {"lr": _undecayed(values, begins, where)} if decays else {}
             result.append(Version(change.from_round, type(algorithm)(**values | rate)))
     return tuple(result)
+
+
+def is_factor(lr: Any, decay: Any) -> bool:
+    """Whether `lr_decay` can be a factor of `lr`, as FedAvg's is; an algorithm of one's own may have other values."""
+    return isinstance(lr, int | float) and isinstance(decay, int | float)
 
 
 def _undecayed(values: Mapping[str, Any], rounds: int, where: str) -> float:

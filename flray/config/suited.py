@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 from flray.aggregations import AGGREGATIONS
 from flray.config.experiment import Experiment, algorithm_name, registered_name
+from flray.config.schedule import is_factor
 from flray.core.protocol.algorithm_section import Setting
 from flray.core.schema.errors import ConfigError
 from flray.uplink.chain import Uplink
@@ -29,9 +31,11 @@ def _of_versions(experiment: Experiment) -> list[str]:
     of the change has; each once."""
     name, setting, said = algorithm_name(experiment.algorithm), setting_of(experiment), dict[str, int]()
     for begin, algorithm in {version.from_round: version.algorithm for version in experiment.versions}.items():
-        lr, decay = getattr(algorithm, "lr", None), getattr(algorithm, "lr_decay", 1.0)
-        if lr is not None and decay != 1 and experiment.num_tasks == 1:  # a task begins with the whole rate
-            algorithm = algorithm.model_copy(update={"lr": lr * decay ** (begin - 1)})
+        lr, decay = getattr(algorithm, "lr", None), getattr(algorithm, "lr_decay", None)
+        one_task = experiment.num_tasks == 1  # a task begins with the whole rate
+        if begin > 1 and one_task and is_factor(lr, decay):
+            with contextlib.suppress(OverflowError):  # of a number that is no factor, as the rounds between two steps
+                algorithm = algorithm.model_copy(update={"lr": lr * decay ** (begin - 1)})
         for sentence in algorithm.unsuited(setting):
             said.setdefault(sentence, begin)
     return [f"{name}{f' from round {begin} on' if begin > 1 else ''}: {text}" for text, begin in said.items()]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from flray.algorithms import ALGORITHMS
+from flray.algorithms.fedavg import FedAvg
 from flray.config.loader import load_config
+from flray.config.schedule import Change
 from flray.config.suited import cautions
 
 FINE = "evaluate.finetune_epochs=[1]"
@@ -93,6 +96,47 @@ def test_an_unsuited_setting_is_named(overrides, words):
 )
 def test_a_setting_that_suits_is_not(overrides):
     assert said(*overrides) == ""
+
+
+class Milestones(FedAvg, frozen=True):
+    """Its rate falls to a tenth at each of these rounds."""
+
+    lr_decay: tuple[int, ...] | None = (2,)
+
+
+class Cosine(FedAvg, frozen=True):
+    lr_decay: str = "cosine"
+
+
+class Rates(FedAvg, frozen=True):
+    """A rate of each layer."""
+
+    lr: tuple[float, ...] = (0.1, 0.05)
+
+
+class Between(FedAvg, frozen=True):
+    """Rounds between two steps of the rate."""
+
+    lr_decay: int = 30
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "change"),
+    [
+        (Milestones, {}, {"lr_decay": [4]}),
+        (Milestones, {"lr_decay": None}, {"lr": 0.5}),
+        (Cosine, {}, {"lr_decay": "linear"}),
+        (Rates, {"lr_decay": 0.5}, {"lr_decay": 0.25}),
+        (Between, {}, {"lr": 0.5}),
+    ],
+)
+def test_an_algorithm_of_ones_own_reads_its_rate_and_its_decay_as_it_likes(monkeypatch, kind, options, change):
+    monkeypatch.setattr(ALGORITHMS, "_table", {**ALGORITHMS._table})
+    ALGORITHMS.add("mine", kind)
+    (plain,) = load_config("configs/quickstart.yaml", ["rounds=300"])
+    config = plain.model_copy(update={"algorithm": kind(**options)})
+    later = config.model_copy(update={"schedule": (Change(from_round=250, algorithm=change),)})
+    assert cautions([config, later]) == [] and later.versions[1].algorithm == kind(**options | change)
 
 
 def test_a_grid_says_each_thing_once():
