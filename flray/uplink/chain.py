@@ -88,7 +88,7 @@ class Uplink:
         gaussian = self.gaussian
         if gaussian is None or gaussian.where == "server":
             return None
-        norms = [step.transform.norm for step in self.steps if isinstance(step.transform, Clip)]
+        norms = [step.transform.bound(None) for step in self.steps if isinstance(step.transform, Clip)]
         return UpdateNoise(norms[-1], gaussian.sigma)
 
     @property
@@ -226,7 +226,7 @@ def _is_own(method: Callable[..., Any]) -> bool:
 def _bounded(transform: Transform, sender: Sender, before: Sent, sent: Sent) -> Sent:
     """What a user's class made of an update `before`, with the norm for which the noise is made, and whether w is
     within it: measured, because a write through NumPy or `.data` leaves no trace."""
-    norm = transform.bound(sender) if isinstance(transform, Clip) else before.norm
+    norm = transform.bound(sender.state) if isinstance(transform, Clip) else before.norm
     within = norm is not None and float(sent.w.norm()) <= norm * (1 + 1e-5)  # clipping rounds
     return sent._replace(norm=norm, bounded=sent.bounded and within)
 

@@ -41,14 +41,15 @@ class Clip(Transform, frozen=True):
     )
 
     def client(self, sender: Sender, sent: Sent) -> Sent:
-        norm = self.bound(sender)
+        norm = self.bound(sender.state)
         within = float(sent.w.norm()) <= norm
         bits = {**sent.bits, sender.address: within} if self.adaptive is not None else sent.bits
         return sent._replace(w=clipped(sent.w, norm), norm=norm, bounded=True, bits=bits)
 
-    def bound(self, sender: Sender) -> float:
-        """The norm of this round."""
-        return self.norm if sender.state is None else float(sender.state)
+    def bound(self, state: Any) -> float:
+        """The norm of this round, at clients and of the server's noise. `state`: of :meth:`broadcast`; None: there is
+        none."""
+        return self.norm if state is None else float(state)
 
     def start(self, plan: Plan) -> Any:
         return None if self.adaptive is None else self.norm
@@ -57,16 +58,19 @@ class Clip(Transform, frozen=True):
         return state
 
     def pooled(self, receiver: Receiver, mean: Received) -> tuple[Received, Any]:
-        norm = receiver.state
-        if norm is None or self.adaptive is None:
-            return mean._replace(norm=self.norm), None
+        state = receiver.state
+        norm = self.norm if state is None or self.adaptive is None else state
+        if receiver.private:  # the noise is of the norm that clients have, also that of a subclass
+            norm = self.bound(None if state is None else self.broadcast(state))
+        if state is None or self.adaptive is None:
+            return mean._replace(norm=norm), None
         ones, cohort = mean.bits.get(receiver.address, 0), receiver.ctx.cohort_size
         share, sigma = ones / max(mean.clients, 1), self.bit_noise(cohort)
         if receiver.private:
             noise = receiver.rng().standard_normal() * sigma
             share = 0.5 + (ones - 0.5 * mean.clients + noise) / cohort
             mean = mean._replace(bit_noise=(*mean.bit_noise, sigma))
-        after = norm * math.exp(-self.adaptive_lr * (share - self.adaptive))
+        after = state * math.exp(-self.adaptive_lr * (share - self.adaptive))
         name = receiver.address if "clip/norm" in mean.metrics else "clip"  # of a second adaptive clip: its own columns
         return mean._replace(norm=norm, metrics={**mean.metrics, f"{name}/norm": norm, f"{name}/within": share}), after
 

@@ -173,6 +173,69 @@ def test_noise_is_of_the_norm_of_the_clip_whatever_a_transform_of_ones_own_makes
     assert torch.equal(alike[0].w, alike[1].w), "an update that is left alone keeps its bits"
 
 
+class Bound(Clip, frozen=True):
+    def bound(self, state):
+        return 2.5
+
+
+class Begins(Clip, frozen=True):
+    def start(self, plan):
+        return 2.5
+
+    def broadcast(self, state):
+        return state
+
+
+class Sends(Clip, frozen=True):
+    """An adaptive clip whose clients get half of C."""
+
+    adaptive: float | None = 0.5
+    adaptive_noise: float | None = 3.0
+
+    def start(self, plan):
+        return 5.0
+
+    def broadcast(self, state):
+        return state / 2
+
+
+@pytest.mark.usefixtures("accounting")
+@pytest.mark.parametrize("kind", [Bound, Begins, Sends])
+def test_the_noise_is_of_the_norm_to_which_a_clip_of_ones_own_bounds(kind):
+    """Clients are clipped at 2.5, not at `norm`: the noise is z 2.5 / 4."""
+    steps = kind(norm=0.01), Gaussian(noise=2.0)
+    uplink = Uplink(steps)
+    states = uplink.start(SimpleNamespace(population=10), ((0.4, 3),), 10)
+    assert float(way(*steps, states=uplink.broadcast(states)).w.norm()) == pytest.approx(2.5)
+    after, following = mean(*steps, states=states, w=torch.zeros(10_000))
+    z = Gaussian.noise_of_updates(2.0, after.bit_noise)
+    assert after.norm == 2.5 and float(after.w.std()) == pytest.approx(z * 2.5 / 4, rel=0.03)
+    if kind is Sends:  # C follows, not what the clients got of it
+        c = following[uplink.steps[0].address]
+        assert c == pytest.approx(5 * math.exp(-0.2 * (after.metrics["clip/within"] - 0.5)))
+
+
+class Layers(Clip, frozen=True):
+    """Its state is no norm."""
+
+    def start(self, plan):
+        return {"first": 2.0}
+
+    def client(self, sender, sent):
+        return sent._replace(w=sent.w.clamp(max=sender.state["first"]))
+
+
+def test_without_noise_the_state_of_a_clip_of_ones_own_is_its_own():
+    states = Uplink((Layers(),)).start(context(), (), 10)
+    assert way(Layers(), states=states).w.tolist() == [2.0, 2.0, 0.0]
+    assert mean(Layers(), states=states)[0].w is X
+
+
+def test_noise_of_each_client_is_of_the_norm_of_a_clip_of_ones_own():
+    uplink = Uplink((Bound(norm=0.01), Gaussian(noise=2.0, where="client")))
+    assert uplink.update_noise == (2.5, 2.0)
+
+
 class Less(Gaussian, frozen=True):
     """Noise of one's own."""
 
