@@ -187,7 +187,8 @@ class Uplink:
             if self.gaussian is not None and _is_own(transform.client):
                 sent = _bounded(transform, senders[address], before, sent)
         for address, transform in self.steps:
-            sent = _passed(transform.server, senders[address], sent)._replace(norm=sent.norm)
+            after = _passed(transform.server, senders[address], sent)
+            sent = after._replace(norm=sent.norm, bits=sent.bits if self.private else after.bits)
         return sent
 
     def of_mean(
@@ -224,11 +225,12 @@ def _is_own(method: Callable[..., Any]) -> bool:
 
 
 def _bounded(transform: Transform, sender: Sender, before: Sent, sent: Sent) -> Sent:
-    """What a user's class made of an update `before`, with the norm for which the noise is made, and whether w is
-    within it: measured, because a write through NumPy or `.data` leaves no trace."""
+    """What a user's class made of an update `before`, with the norm and the bits for which the noise is made, and
+    whether w is within that norm: measured, because a write through NumPy or `.data` leaves no trace."""
     norm = transform.bound(sender.state) if isinstance(transform, Clip) else before.norm
     within = norm is not None and float(sent.w.norm()) <= norm * (1 + 1e-5)  # clipping rounds
-    return sent._replace(norm=norm, bounded=sent.bounded and within)
+    bits = {address: bool(bit) for address, bit in {**sent.bits, **before.bits}.items()}
+    return sent._replace(norm=norm, bounded=sent.bounded and within, bits=bits)
 
 
 # the section `uplink` -----------------------------------------------------------------------------

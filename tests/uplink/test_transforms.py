@@ -236,6 +236,33 @@ def test_noise_of_each_client_is_of_the_norm_of_a_clip_of_ones_own():
     assert uplink.update_noise == (2.5, 2.0)
 
 
+class Counts(Transform, frozen=True):
+    """Says of a client that it counts a million times among those within the norm."""
+
+    where: str = "client"
+
+    def client(self, sender, sent):
+        return self.counted(sent) if self.where == "client" else sent
+
+    def server(self, sender, sent):
+        return self.counted(sent) if self.where == "server" else sent
+
+    def counted(self, sent):
+        return sent._replace(bits=dict.fromkeys(sent.bits, 10**6))
+
+
+class CountsItself(Clip, frozen=True):
+    def client(self, sender, sent):
+        return sent._replace(bits={sender.address: 10**6})
+
+
+@pytest.mark.parametrize("own", [Counts(), Counts(where="server"), CountsItself(adaptive=0.5)])
+def test_a_client_of_a_private_run_has_one_bit_of_each_clip_whatever_a_transform_of_ones_own_makes_of_it(own):
+    """The noise sigma_b is made for a number that one client changes by one. Norm 1: the update, of 5, is outside."""
+    sent = way(Clip(adaptive=0.5), own, Gaussian(noise=1.0))
+    assert sent.bits["clip"] is False and max(sent.bits.values()) <= 1
+
+
 class Less(Gaussian, frozen=True):
     """Noise of one's own."""
 
