@@ -341,14 +341,33 @@ class Unlike(FedAvg, frozen=True):
 
 
 def test_weights_that_differ_at_any_size_are_refused(tmp_path):
-    """Before round 1 at sizes of up to 50,000, else in the round whose clients count differently."""
-    many, more = (Unlike(few=few, weighting="uniform", buffers="keep") for few in (40_000, 60_000))
+    """Before round 1 at sizes of up to 5, else in the round whose clients count differently (30, 9, 28 samples)."""
+    few, many, more = (Unlike(few=few, weighting="uniform", buffers="keep") for few in (4, 15, 60_000))
     with pytest.raises(ConfigError, match="Unlike weighs clients by their samples"):
-        Local(private().model_copy(update={"algorithm": many}), tmp_path / "many")
+        Local(private().model_copy(update={"algorithm": few}), tmp_path / "few")
+    local = Local(private().model_copy(update={"algorithm": many}), tmp_path / "many")
+    with pytest.raises(ConfigError, match=r"uplink\.gaussian: Unlike weighs clients by their samples"):
+        local.play(1)
     Local(private().model_copy(update={"algorithm": more}), tmp_path / "more").play(1)
     cohort = Cohort(*torch.tensor([[0, 1], [60_000, 60_001], [1, 1]]), torch.tensor([1 / 3, 2 / 3]).double())
     with pytest.raises(ConfigError, match="Unlike weighs clients by their samples"):
         private_cohort(more, cohort)
+
+
+class Floored(FedAvg, frozen=True):
+    """No client counts as less than 1000 samples."""
+
+    def weights(self, num_examples):
+        w = num_examples.clamp(min=1000).double()
+        return w / w.sum()
+
+
+def test_weights_that_are_the_same_for_all_clients_of_a_run_are_private(tmp_path):
+    """All clients are at or below 1000 samples, so the round is that of uniform weights."""
+    uniform = private()
+    floored = uniform.model_copy(update={"algorithm": Floored(**uniform.algorithm.model_dump())})
+    w, expected = (Local(config, tmp_path / name).play(1).w for name, config in (("f", floored), ("u", uniform)))
+    torch.testing.assert_close(w, expected)
 
 
 class Steps(Aggregation, frozen=True):
