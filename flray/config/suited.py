@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from typing import Any
 
 from flray.aggregations import AGGREGATIONS
 from flray.config.experiment import Experiment, algorithm_name, registered_name
@@ -31,7 +32,8 @@ def _of_versions(experiment: Experiment) -> list[str]:
     of the change has; each once."""
     name, setting, said = algorithm_name(experiment.algorithm), setting_of(experiment), dict[str, int]()
     for begin, algorithm in {version.from_round: version.algorithm for version in experiment.versions}.items():
-        lr, decay = getattr(algorithm, "lr", None), getattr(algorithm, "lr_decay", None)
+        lr: Any = getattr(algorithm, "lr", None)
+        decay: Any = getattr(algorithm, "lr_decay", None)
         one_task = experiment.num_tasks == 1  # a task begins with the whole rate
         if begin > 1 and one_task and is_factor(lr, decay):
             with contextlib.suppress(OverflowError):  # of a number that is no factor, as the rounds between two steps
