@@ -83,10 +83,10 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
         if said := held_out(frame, metric):
             return said
         diverged = int(frame["status"].str.startswith("diverged").sum())
-        if not diverged and (frame["status"] == "finished").any():
-            return [f"No finished run has a {metric}."]
-        outcome = f": {diverged} of {len(frame)} diverged" if diverged else " yet"
-        return [f"No run has finished with a {metric}{outcome}."]
+        lost = f"{diverged} of {len(frame)} diverged"
+        if (frame["status"] == "finished").any():
+            return [f"No finished run has a {metric}" + (f"; {lost}." if diverged else ".")]
+        return [f"No run has finished with a {metric}" + (f": {lost}." if diverged else " yet.")]
     (first, best), rest = groups[0], groups[1:]
     left_out = survivors(frame, metric)
     mean = f"{metric} {_value(metric, best.mean())} ({left_out.get(first) or _mean_of(best)})"

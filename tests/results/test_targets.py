@@ -61,6 +61,8 @@ def test_a_cost_below_that_of_the_first_test_says_where_that_is(tmp_path: Path) 
         "No finished run has a test/acc.",
         "At bytes=499 there is no test/acc yet: the first one is at bytes=500.",
     ]
+    folder(tmp_path / "lost", [0.1], status="diverged in round 2: loss is nan", seed=1)
+    assert flray.compare(tmp_path, at="bytes=499").sentences[0] == "No finished run has a test/acc; 1 of 3 diverged."
     for at in ("bytes=500", "bytes=750"):
         assert not any("the first one" in sentence for sentence in flray.compare(tmp_path, at=at).sentences)
 
