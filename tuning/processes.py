@@ -8,6 +8,7 @@ on in a new one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -75,6 +76,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, display: Display) -> None:
     """Runs each job to its end, so many at a time, and tells the display. An error of a run is its status."""
     feeders = [_Feeder() for _ in range(min(processes, len(jobs)))]
     waiting, lock, answers = iter(jobs), threading.Lock(), Answers()
+    warned: dict[Any, Any] = {}
 
     def next_job() -> Job | None:
         with lock:
@@ -88,7 +90,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, display: Display) -> None:
             key, answer = answers.get()
             while not answer["done"]:
                 if "warning" in answer:
-                    _show_warning(*answer["warning"])
+                    _show_warning(*answer["warning"], warned)
                 else:
                     display.progressed(key, answer["round"], answer["rounds"])
                 key, answer = answers.get()
@@ -100,10 +102,30 @@ def run_jobs(jobs: Sequence[Job], processes: int, display: Display) -> None:
             thread.join()
 
 
-def _show_warning(text: str, category: str, filename: str, lineno: int) -> None:
-    """Shows a warning of another process as this one shows its own: a command in a line, once."""
-    kind = type(category, (Warning,), {})  # the class itself may be of a module that is not imported here
-    warnings.showwarning(kind(text), kind, filename, lineno)
+def _show_warning(
+    text: str,
+    lineage: Sequence[tuple[str, str]],
+    filename: str,
+    lineno: int,
+    module: str | None,
+    warned: dict[Any, Any],
+) -> None:
+    """Shows a warning of another process as this one shows its own, by its filters: a command in a line, once.
+
+    `lineage`: (module, name) of its class and of the bases; `warned`: the `registry` of `warnings.warn_explicit`.
+    """
+    known = (getattr(sys.modules.get(home), name, None) for home, name in lineage)  # others can be in no filter
+    kind = _of_text(lineage[0][1], next(each for each in known if isinstance(each, type) and issubclass(each, Warning)))
+    try:
+        warnings.warn_explicit(text, kind, filename, lineno, module, warned)
+    except kind as error:  # a filter makes an error of it, too late for its run, and no other run is to end by it
+        warnings.showwarning(error, kind, filename, lineno)
+
+
+@functools.cache  # one class is one entry of a registry
+def _of_text(name: str, base: type[Warning]) -> type[Warning]:
+    """A class of warnings that takes a text, whatever its `base` takes."""
+    return type(name, (base,), {"__init__": Warning.__init__, "__str__": Warning.__str__})
 
 
 class _Feeder:
@@ -184,8 +206,10 @@ def work() -> None:
         answers.write(f"{json.dumps(values)}\n")
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
+        lineage = [(each.__module__, each.__name__) for each in category.__mro__]
+        files = {getattr(module, "__dict__", {}).get("__file__"): name for name, module in [*sys.modules.items()]}
         with contextlib.suppress(BrokenPipeError):  # the run goes on to its next answer, and is paused there
-            answer({"done": False, "warning": (str(message), category.__name__, filename, lineno)})
+            answer({"done": False, "warning": (str(message), lineage, filename, lineno, files.get(filename))})
 
     warnings.showwarning = show
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):

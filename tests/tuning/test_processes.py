@@ -22,7 +22,7 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.running import simulate
 from flray.tuning.display import Display
-from flray.tuning.processes import Job, _answers, at_once, run_jobs
+from flray.tuning.processes import Job, _answers, _show_warning, at_once, run_jobs
 from tests.support.iris_sweep import EXPERIMENT
 from tests.support.runs import model
 
@@ -86,18 +86,55 @@ def test_runs_side_by_side_have_the_bits_of_runs_alone(tmp_path: Path) -> None:
 def test_a_warning_of_a_process_is_shown_by_the_one_that_started_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """By its `showwarning`, which is the command's for its one line; with the place that Python shows."""
-    (tmp_path / "warning_module.py").write_text("import warnings\nwarnings.warn('of a cell', FutureWarning)\n")
+    """Once, by its `showwarning`, which is the command's for its one line; with the place that Python shows; by its
+    filters."""
+    text = "import warnings\nwarnings.warn('of a cell', FutureWarning)\nwarnings.warn('silenced', UserWarning)\n"
+    (tmp_path / "warning_module.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.warns(FutureWarning):
         both = cells("imports=[warning_module]", "seed=0,1", "rounds=1")
     shown = []
-    monkeypatch.setattr("warnings.showwarning", lambda *warning: shown.append(warnings.formatwarning(*warning)))
-    display = together(both, tmp_path / "grid", 1)
+    monkeypatch.setattr("warnings.showwarning", lambda *warning: shown.append(warnings.formatwarning(*warning[:4])))
+    warnings.filterwarnings("ignore", category=UserWarning, module="warning_module$")
+    display = together(both, tmp_path / "grid")
     place = f"{tmp_path / 'warning_module.py'}:2"
     assert display.ended == ["finished"] * 2
     assert shown == [f"{place}: FutureWarning: of a cell\n  warnings.warn('of a cell', FutureWarning)\n"]
     assert "of a cell" not in capfd.readouterr().err
+
+
+class Mine(FutureWarning):
+    """Takes no text."""
+
+    def __init__(self, one: str, two: str) -> None:
+        self.both = one, two
+
+    def __str__(self) -> str:
+        return " and ".join(self.both)
+
+
+@pytest.mark.parametrize(
+    ("action", "filtered", "copies"),
+    [
+        ("default", {}, 1), ("always", {}, 2), ("error", {}, 2), ("ignore", {"category": Mine}, 0),
+        ("ignore", {"category": FutureWarning}, 0), ("ignore", {"category": UserWarning}, 1),
+        ("ignore", {"message": "one and"}, 0), ("ignore", {"module": "mine$"}, 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("own", [(__name__, "Mine"), ("not.imported", "Mine")])
+def test_a_warning_of_two_processes_is_shown_by_the_filters_of_the_user(
+    own: tuple[str, str], action: Any, filtered: dict[str, Any], copies: int
+) -> None:
+    """Without one once; "error" is no error of the grid: the run has gone on in its process."""
+    lineage, warned = [own, ("builtins", "FutureWarning"), ("builtins", "Warning")], dict[Any, Any]()
+    if filtered.get("category") is Mine and own[0] != __name__:
+        copies = 1  # no filter can name it
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        warnings.filterwarnings(action, **filtered)
+        for _ in range(2):
+            _show_warning("one and two", lineage, "a/mine.py", 2, "mine", warned)
+    assert [(str(each.message), each.category.__name__) for each in shown] == [("one and two", "Mine")] * copies
 
 
 @pytest.fixture
