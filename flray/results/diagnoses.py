@@ -48,7 +48,8 @@ def recovery(run: Run) -> pandas.DataFrame:
         }
         for stage in ("average", "global") if len(own) else ():
             classes = np.asarray(own[f"class_{stage}"].iloc[0], np.float64)
-            parts = np.array([shares_in_and_out(classes, classes_held) for classes_held in rows["held"]])
+            held = rows.loc[rows["acc_after"].notna(), "held"]
+            parts = np.array([(math.nan, math.nan), *(shares_in_and_out(classes, counts) for counts in held)])
             row |= {f"acc_{stage}": own[f"acc_{stage}"].iloc[0]}
             means = np.ma.masked_invalid(parts).mean(axis=0).filled(np.nan)  # without NaN, as pandas' means above
             row |= dict(zip((f"in_{stage}", f"out_{stage}"), means, strict=True))
@@ -78,7 +79,7 @@ def divergence(run: Run) -> pandas.DataFrame:
     for done, rows in clients.groupby("done"):
         own = server.loc[server["done"] == done, "moved"] if len(server) else server
         server_distance = float(own.to_numpy()[0]) if len(own) else math.nan
-        trained = rows[np.isfinite(rows["distance"])]  # a client that was skipped is not in the aggregate
+        trained = rows[rows["distance"].notna()]  # a client that was skipped is not in the aggregate
         mean = math.nan if encoded or done in stale else server_distance
         apart = between(trained["distance"], trained["weight"], mean)
         means = trained[["distance", "relative"]].mean().to_dict()
@@ -236,6 +237,8 @@ def in_words(run: Run) -> dict[str, str]:
 
 def _forgetting_words(run: Run) -> str:
     means = 100 * recovery(run).mean()
+    if math.isnan(means["forgotten"]):
+        return "unknown: no update was delivered that has an accuracy"
     words = f"local training {'loses' if means['forgotten'] >= 0 else 'gains'} {abs(means['forgotten']):.1f} points"
     words += f" ({means['acc_before']:.1f} to {means['acc_after']:.1f} %)"
     return words + (f", aggregation wins back {means['won_back']:.1f}" if not math.isnan(means["won_back"]) else "")
@@ -302,8 +305,23 @@ def _parts(run: Run, name: str) -> tuple[pandas.DataFrame, pandas.DataFrame]:
 
 
 def rows_of(run: Run, name: str) -> pandas.DataFrame:
-    """The rows of a diagnostic. Raises `ConfigError` if there are none."""
+    """The rows of a diagnostic; a client's numbers are NaN, and in no mean, where they are infinite or of an update
+    that was skipped (`on_nonfinite`). Raises `ConfigError` if there are none."""
     rows = run.diagnostics.get(name)
     if rows is None or not len(rows):
         raise ConfigError(f"{run.place} has no rows of the diagnostic {name}; run it with diagnostics=[{name}]")
-    return rows
+    numbers = rows.select_dtypes("floating")
+    infinite = np.isinf(numbers).mul(rows["place"] != "finish", axis=0)
+    return rows.assign(**numbers.mask(infinite).mask(_skipped(run, rows)))
+
+
+def _skipped(run: Run, rows: pandas.DataFrame) -> pandas.Series:
+    """Which rows are of an update that was skipped: a model with NaN has accuracies too."""
+    import pandas
+
+    clients, at_end = run.clients, rows["place"] == "end"
+    if "skipped" not in clients:
+        return at_end & False
+    keys = [key for key in ("done", "phase", "exchange", "client") if key in rows and key in clients]
+    skipped = pandas.MultiIndex.from_frame(clients.loc[clients["skipped"].eq(True), keys])
+    return at_end & pandas.MultiIndex.from_frame(rows[keys]).isin(skipped)

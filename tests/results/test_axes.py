@@ -71,7 +71,7 @@ def opposed(path: Path) -> list[Path]:
     runs = []
     for lr in (0.1, 0.2):
         runs.append(folder(path / f"{lr}", config(lr=lr, diagnostics=["conflict"]), [0.5]))
-        rows = {"done": 1, "step": [2, 12], "cos_proximal": [-lr, -3 * lr], "move_proximal": [lr, lr]}
+        rows = {"done": 1, "place": "step", "step": [2, 12], "cos_proximal": [-lr, -3 * lr], "move_proximal": [lr, lr]}
         put(runs[-1], "diagnostics/conflict", {**rows, "loss_proximal": [1.0, 1.0 + lr]})
     return runs
 

@@ -109,6 +109,9 @@ def test_constants_of_a_round_are_sums_over_its_clients(tmp_path: Path) -> None:
     rows[1]["cosine"] = math.nan  # its gradient is 0: the others' mean is not lowered
     row = diagnoses.heterogeneity(wrote(tmp_path / "zero", [0.5], heterogeneity=rows)).iloc[0]
     assert row["cosine"] == pytest.approx(0.5) and row["descent"] == pytest.approx(0.1)
+    rows[1] |= {"zeta": math.inf, "descent": -math.inf}
+    row = diagnoses.heterogeneity(wrote(tmp_path / "inf", [0.5], heterogeneity=rows)).iloc[0]
+    assert row[["zeta", "descent"]].tolist() == pytest.approx([3.0, 1.0])
 
 
 def test_a_run_without_the_diagnostic_is_one_line(tmp_path: Path) -> None:
@@ -126,6 +129,37 @@ def test_a_skipped_client_is_not_among_those_that_lie_apart(tmp_path: Path, skip
             for k, d in enumerate((3.0, 1.0, skipped))]  # fmt: skip
     run = wrote(tmp_path / "run", [0.5], divergence=[*rows, {"done": 1, **SERVER, "moved": 1.0}])
     assert diagnoses.divergence(run)[["distance", "between"]].to_numpy().tolist() == [[2.0, pytest.approx(4.0)]]
+
+
+def test_no_mean_of_a_round_has_an_update_that_was_skipped(tmp_path: Path) -> None:
+    """Client 2 was skipped in round 1: of a model with NaN some answers are right, and some of its layers finite."""
+    kinds = ("loss_before", "loss_after", "drift", "gap", "safe", "safe_exact", "tight", "gap_least", "drift_most")
+    tables: dict[str, list[dict]] = {"local_forgetting": [], "memory": [], "layers": []}
+    for done, client, number in ((1, 0, 0.9), (1, 1, 0.5), (1, 2, 0.1), (2, 2, 0.4)):
+        row = {"done": done, "client": client, **CLIENTS}
+        known = dict.fromkeys(("in_before", "in_after", "out_before", "out_after", "acc_after"), number)
+        tables["local_forgetting"].append({**row, **known, "acc_before": 0.4, "held": [[4, 0], [0, 4]][client // 2]})
+        tables["memory"].append({**row, **dict.fromkeys(kinds, 0.1), "flips": number, "flips_safe": 0})
+        far = math.inf if (done, client) == (1, 2) else number
+        for layer, distance in (("body", far), ("head", number)):
+            tables["layers"].append({**row, "layer": layer, "distance": distance, "relative": 0.1, "lambda_mean": 0.1})
+    of_server = {"acc_average": 0.7, "acc_global": 0.7, "class_average": [0.8, 0.6], "class_global": [0.8, 0.6]}
+    tables["local_forgetting"] += [{"done": done, **SERVER, **of_server} for done in (1, 2)]
+    run = wrote(tmp_path / "run", [0.7, 0.7], **tables)
+    assert diagnoses.layers(run)["distance"].tolist() == pytest.approx([(0.9 + 0.5 + 0.4) / 3, (1.8 + 0.1) / 4])
+    put(run.folder, "clients", [
+        {"done": done, "client": client, "skipped": done == 1 and client == 2}
+        for done, client in ((1, 0), (1, 1), (1, 2), (2, 2))
+    ])  # fmt: skip
+    run = Run(run.folder)
+    recovery = diagnoses.recovery(run)
+    assert recovery["acc_after"].tolist() == pytest.approx([0.7, 0.4])
+    assert recovery["forgotten"].tolist() == pytest.approx([-0.3, 0.0])
+    assert recovery["in_average"].tolist() == pytest.approx([0.8, 0.6])
+    assert diagnoses.memory(run)["flips"].tolist() == pytest.approx([0.7, 0.4])
+    assert diagnoses.layers(run)["distance"].tolist() == pytest.approx([0.6, 0.6])
+    put(run.folder, "clients", [{"done": d, "client": k, "skipped": True} for d in (1, 2) for k in range(3)])
+    assert essentials(Run(run.folder))["local forgetting"] == "unknown: no update was delivered that has an accuracy"
 
 
 @pytest.mark.parametrize("uplink", [[], [{"name": "clip", "norm": 1.0}]], ids=["buffered", "clip"])
