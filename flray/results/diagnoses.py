@@ -152,10 +152,10 @@ def conflict(run: Run, over: str = "done") -> pandas.DataFrame:
     kinds = [kind for kind in AGAINST if f"cos_{kind}" in rows]
     parts = [f"{what}_{kind}" for kind in kinds for what in ("cos", "move", "loss") if f"{what}_{kind}" in rows]
     parts += [name for name in ("zeta", "kappa", "descent", "descent_projected") if name in rows]
-    shares = {f"share_{kind}": (rows[f"cos_{kind}"] < 0).where(rows[f"cos_{kind}"].notna()) for kind in kinds}
+    shares = {f"share_{kind}": _above_0(-rows[f"cos_{kind}"]) for kind in kinds}
     if "kappa" in rows:
-        shares["kappa_fails"] = (rows["kappa"] <= 0).where(rows["kappa"].notna())
-    table = rows.assign(**{name: share.astype(float) for name, share in shares.items()}).groupby(over)
+        shares["kappa_fails"] = 1 - _above_0(rows["kappa"])
+    table = rows.assign(**shares).groupby(over)
     means = table[[*parts, *shares]].mean().assign(looks=table.size().astype(float))
     return (means.assign(kappa_least=table["kappa"].min()) if "kappa" in rows else means).reset_index()
 
@@ -197,14 +197,19 @@ def propositions(run: Run) -> pandas.DataFrame:
     rows = rows_of(run, "propositions")
     table = rows[["done"]].assign(
         steps=1.0,
-        curved=rows["prop1_curvature"] > 0,
-        protects=rows["prop1_sol_real"] < rows["prop1_avg_real"],
+        curved=_above_0(rows["prop1_curvature"]),
+        protects=_above_0(rows["prop1_avg_real"] - rows["prop1_sol_real"]),
         error_1=(rows["prop1_predicted"] - rows["prop1_sol"]).abs() / (rows["prop1_sol"] - rows["prop1_avg"]).abs(),
         error_2=(rows["prop2_sol"] - rows["prop2_shifted"]).abs() / rows["prop2_sol"].abs(),
         error_2_real=(rows["prop2_sol_real"] - rows["prop2_shifted_real"]).abs() / rows["prop2_sol_real"].abs(),
     )
     medians = dict.fromkeys(("error_1", "error_2", "error_2_real"), "median")
     return table.groupby("done").agg({"steps": "sum", "curved": "mean", "protects": "mean", **medians}).reset_index()
+
+
+def _above_0(values: pandas.Series) -> pandas.Series:
+    """1 where a value is above 0, else 0; NaN where it is not known, for a mean without it."""
+    return (values > 0).astype(float).where(values.notna())
 
 
 TABLES: Mapping[str, Callable[[Run], pandas.DataFrame]] = {

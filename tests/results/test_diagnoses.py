@@ -202,6 +202,19 @@ def test_steps_without_kappa_are_no_looks(tmp_path: Path) -> None:
     assert "conflict" in essentials(wrote(tmp_path / "none", [0.5, 0.5], conflict=rows[2:]))["diagnostics"]
 
 
+@pytest.mark.parametrize("unknown", [math.nan, math.inf])
+def test_steps_whose_changes_are_not_known_are_in_no_share(tmp_path: Path, unknown: float) -> None:
+    """The proximal loss rises less by FedSOL's step at one of two steps; the third one is of a model that diverged."""
+    rows = [
+        {"done": 1, "client": 0, "place": "step", "step": step, "prop1_curvature": curvature, "prop1_predicted": 1.0,
+         **dict.fromkeys(("prop1_avg_real", "prop1_avg"), avg), **dict.fromkeys(("prop1_sol_real", "prop1_sol"), 1.0),
+         **dict.fromkeys(("prop2_sol", "prop2_shifted", "prop2_sol_real", "prop2_shifted_real"), 1.0)}
+        for step, curvature, avg in ((1, 0.5, 2.0), (2, -0.5, 0.5), (3, unknown, unknown))
+    ]  # fmt: skip
+    row = diagnoses.propositions(wrote(tmp_path / "run", [0.5], propositions=rows)).iloc[0]
+    assert row[["curved", "protects", "steps"]].tolist() == [0.5, 0.5, 3.0]
+
+
 def test_a_diagnostic_that_saw_nothing_is_one_line(tmp_path: Path) -> None:
     home = folder(tmp_path / "run", config(diagnostics=["divergence", {"name": "conflict", "every": 3}]), [0.5])
     told = essentials(Run(home))["no rows of"]
