@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import signal
 import traceback
 from collections import deque
@@ -11,10 +12,7 @@ from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-import numpy as np
-from torch import Tensor
-
-from flray.core.network.attributes import attributes_of, digest, is_data, is_plain
+from flray.core.network.attributes import attributes_of, digest, is_data, is_plain, sample
 from flray.core.protocol.aggregation import Aggregation
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
@@ -148,53 +146,62 @@ def _home(part: Section) -> str:
     return "its memory" if isinstance(part, Probe) else "the state that its methods are given"
 
 
-LARGE = 2**20  # bytes of a tensor or an array from which on less than its values is compared, at each chunk
+ENTRIES = 20_000  # of a container that are compared by identity
 NESTED = 4  # objects within objects that are looked at
 
 
 class Attribute(NamedTuple):
     """An attribute: the objects that it is and that it contains, a mark of the data in it, and whether it is a cached
-    property or in one.
-
-    The mark of a tensor above `LARGE` is its counter of writes; that of a NumPy array above it, which has none, is of
-    `LARGE` bytes of its values at fixed random places, so that a write into few others is not seen.
-    """
+    property or in one."""
 
     objects: tuple[Any, ...]
-    mark: Any
+    mark: str | None
     computed: bool = False
 
     @classmethod
     def of(cls, value: Any, computed: bool = False) -> Attribute:
-        inside = [*value, *value.values()] if isinstance(value, dict) else value
-        objects = (value, *inside) if isinstance(value, dict | list | set | deque) else (value,)
-        if isinstance(value, Tensor) and value.nbytes > LARGE and not value.is_inference():
-            return cls(objects, value._version, computed)
-        if isinstance(value, np.ndarray) and value.nbytes > LARGE:
-            places = np.random.default_rng(0).integers(value.size, size=LARGE // value.itemsize)
-            return cls(objects, (value.dtype, value.shape, digest(value.flat[places])), computed)
-        return cls(objects, digest(value) if is_data(value) else None, computed)
+        objects = [value]
+        if isinstance(value, dict | list | set | deque):
+            objects += sample(value, len(value), ENTRIES)
+        if isinstance(value, dict):
+            objects += sample(value.values(), len(value), ENTRIES)
+        return cls(tuple(objects), digest(value, brief=True) if is_data(value) else None, computed)
 
     def is_same(self, other: Attribute) -> bool:
         alike = len(self.objects) == len(other.objects) and self.mark == other.mark
-        return alike and all(a is b for a, b in zip(self.objects, other.objects, strict=True))
+        return alike and all(map(operator.is_, self.objects, other.objects))
 
 
-def _attributes(part: Any, computed: bool = False, within: tuple[Any, ...] = ()) -> dict[str, Attribute]:
+def _attributes(part: Any) -> dict[str, Attribute]:
     """By name the fields and private attributes of an object, the data in the user's own classes of it, and those of
-    the objects in them: `detector._past`. `computed`: of a cached property; `within`: the objects around it."""
-    parents = type(part).__mro__
-    own = [kind for kind in parents if not kind.__module__.startswith(("flray.", "pydantic", "abc", "builtins"))]
-    classes = {name: value for kind in reversed(own) for name, value in vars(kind).items()}
-    shared = {n: v for n, v in classes.items() if not n.startswith(("__", "model_")) and (is_data(v) or is_plain(v))}
-    once = {name for kind in parents for name, value in vars(kind).items() if isinstance(value, cached_property)}
-    around, found = (*within, part), dict[str, Attribute]()
-    for name, value in {**shared, **attributes_of(part)}.items():
-        found[name] = Attribute.of(value, computed or name in once)
-        if is_plain(value) and len(around) < NESTED and all(value is not one for one in around):
-            inside = _attributes(value, computed or name in once, around)
-            found |= {f"{name}.{inner}": attribute for inner, attribute in inside.items()}
+    the objects in them: `detector._past`. Each object has the shortest of its names."""
+    found, read, seen = dict[str, Attribute](), dict[tuple[int, bool], Attribute](), set[int]()
+    # what is computed once comes last: it may appear, and then takes no name from what was there
+    waiting, computed_once = deque([("", part, 1)]), deque[tuple[str, Any, int]]()
+    while waiting or computed_once:
+        computed = not waiting
+        prefix, holder, depth = (waiting or computed_once).popleft()
+        if id(holder) in seen:
+            continue
+        seen.add(id(holder))
+        once = _computed_once(type(holder))
+        for name, value in {**_of_class(type(holder)), **attributes_of(holder)}.items():
+            key = id(value), computed or name in once
+            found[prefix + name] = read[key] = read.get(key) or Attribute.of(value, key[1])
+            if is_plain(value) and depth < NESTED:
+                (computed_once if key[1] else waiting).append((f"{prefix}{name}.", value, depth + 1))
     return found
+
+
+def _of_class(kind: type) -> dict[str, Any]:
+    """The data in the user's own classes of a `kind`, by name."""
+    own = [base for base in kind.__mro__ if not base.__module__.startswith(("flray.", "pydantic", "abc", "builtins"))]
+    values = {name: value for base in reversed(own) for name, value in vars(base).items()}
+    return {n: v for n, v in values.items() if not n.startswith(("__", "model_")) and (is_data(v) or is_plain(v))}
+
+
+def _computed_once(kind: type) -> set[str]:
+    return {name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, cached_property)}
 
 
 def write_error(algorithm: Algorithm, exchange: Exchange) -> AlgorithmError:

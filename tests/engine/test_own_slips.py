@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import flray
 from flray.algorithms.fedavg import FedAvg
 from flray.core.messages import ClientState, Published, Record, ServerState
-from flray.core.network.attributes import digest
+from flray.core.network import attributes
 from flray.core.protocol.aggregation import Aggregated, Aggregation
 from flray.core.protocol.probe import Probe
 from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
@@ -521,26 +521,82 @@ def test_a_transform_reports_a_tensor_as_a_number(tmp_path):
     assert run.rounds["mine/norm"].dtype == float and (run.rounds["mine/norm"] > 0).all()
 
 
-class Table(Transform, frozen=True):
-    """Has a large array that is computed once."""
+class Has(FedAvg, frozen=True):
+    """Has an object in the class."""
 
-    @functools.cached_property
-    def table(self):
-        return np.zeros(2**21, np.float32)
+    held: ClassVar[Any] = None
+
+
+def standing_with(monkeypatch, held):
+    monkeypatch.setattr(Has, "held", held)
+    return blame.Standing(Has())
+
+
+def refused(standing, name="held"):
+    with pytest.raises(AlgorithmError, match=rf"Has: self\.{name} changed in a client"):
+        standing.check("in a client")
 
 
 def test_of_a_large_array_a_sample_is_compared(monkeypatch):
-    """8 MiB, of which 1 MiB is read at each chunk."""
-    read = []
-    monkeypatch.setattr(blame, "digest", lambda value: read.append(getattr(value, "nbytes", 0)) or digest(value))
-    own = Table()
-    own.table.sum()
-    standing = blame.Standing(own)
+    """8 MiB, of which 1 MiB is read."""
+    array = np.zeros(2**21, np.float32)
+    standing = standing_with(monkeypatch, array)
+    array[0] = 1  # none of the sampled places
     standing.check("in a client")
-    assert max(read) == blame.LARGE
-    own.table[:] += 1
-    with pytest.raises(AlgorithmError, match=r"Table: self\.table changed in a client"):
-        standing.check("in a client")
+    array += 1
+    refused(standing)
+
+
+TENSORS = [torch.zeros(2**14) for _ in range(100)]  # 64 KiB each
+ARRAYS = ({"x": np.zeros(2**19, np.float32)}, np.zeros(10))
+TEXTS = ["a" * 2**21]
+TABLE = {(row, column): [0.5] for row in range(100) for column in range(100)}
+
+
+@pytest.mark.parametrize(
+    ("held", "write"),
+    [
+        (TENSORS, lambda: TENSORS[99].add_(1)),
+        (TENSORS, lambda: TENSORS[99].__setitem__(5, 1)),
+        (ARRAYS, lambda: ARRAYS[0]["x"].__iadd__(1)),
+        (ARRAYS, lambda: ARRAYS[1].__setitem__(9, 1)),
+        ([TEXTS], lambda: TEXTS.__setitem__(0, "a" * 2**21 + "b")),
+        (TABLE, lambda: TABLE.__setitem__((99, 98), [0.25])),
+        (TABLE, lambda: [loss.append(1) for loss in TABLE.values()]),
+        ([TABLE], lambda: TABLE.__setitem__("new", 1)),
+    ],
+)
+def test_of_large_data_in_a_container_little_is_read(monkeypatch, held, write):
+    """At most 1 MiB in full, and small samples."""
+    pieces = list(attributes._pieces(held, attributes.DEPTH, attributes._Read(brief=True)))
+    assert sum(map(len, pieces)) <= 2**20 + 100 * 2**12 and len(pieces) < 5000
+    standing = standing_with(monkeypatch, held)
+    standing.check("in a client")
+    write()
+    refused(standing)
+
+
+def test_each_object_is_looked_at_once(monkeypatch):
+    """6 that all know each other have 6! ways through them."""
+    people = [Tally() for _ in range(6)]
+    for one in people:
+        vars(one).update({f"of_{i}": other for i, other in enumerate(people)})
+    looked, attributes_of = [], blame.attributes_of
+    monkeypatch.setattr(blame, "attributes_of", lambda value: looked.append(value) or attributes_of(value))
+    standing = standing_with(monkeypatch, people[0])
+    assert len(looked) == 1 + 6
+    people[5].n += 1
+    refused(standing, "held.of_5.n")
+
+
+def test_what_appears_takes_no_name_from_what_was_there(monkeypatch):
+    """The object of the computed one is a deeper one's as well."""
+    outer = Tally(Tally(Slotted()))
+    standing = standing_with(monkeypatch, outer)
+    vars(outer)["scale"] = outer.inner.inner  # as the cached property stores it
+    standing.check("in a client")
+    outer.inner.inner.n += 1
+    refused(standing, "held.inner.inner.n")
 
 
 def test_a_rule_says_how_it_gets_the_models():

@@ -7,10 +7,11 @@ import collections
 import functools
 import hashlib
 import itertools
+import math
 import random
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ OWN = frozenset({*vars(nn.Module()), "buffer_kinds"})
 LIBRARIES = ("torch", "torchvision", "transformers", "timm", "peft", "flray", "builtins", "numpy")
 DEPTH = 6
 PIECES = 20_000  # of a value: a longer one counts by its length and its first ones
+# of a digest in brief, which is taken twice around each call of a user's method
+BRIEF = 4000  # pieces
+LARGE = 2**20  # bytes of tensors and arrays that are read in full
+SAMPLED = 2**12  # bytes of each further array that are read
+LONG = 500  # entries of a container that are read; of a longer one it is every second, third, ...
 REACHED = "state of "
 
 
@@ -47,11 +53,16 @@ def attributes(module: nn.Module) -> dict[str, str]:
     return found
 
 
-def digest(value: Any) -> str:
+def digest(value: Any, brief: bool = False) -> str:
     """The type and the digest of a value: its numbers, texts, tensors, generators, containers, and attributes of plain
-    objects."""
+    objects.
+
+    `brief`: a digest for comparisons in this process, in a few milliseconds. After `LARGE` bytes of tensors and arrays
+    a tensor counts by its counter of writes, and a NumPy array, which has none, by values at fixed random places, so
+    that a write into few others is not seen; a longer container than `LONG` counts by its length and a sample.
+    """
     hasher = hashlib.blake2b(digest_size=16)
-    for piece in itertools.islice(_pieces(value, DEPTH, set()), PIECES):
+    for piece in itertools.islice(_pieces(value, DEPTH, _Read(brief)), BRIEF if brief else PIECES):
         hasher.update(piece)
         hasher.update(b"\0")
     return f"{type(value).__name__} {hasher.hexdigest()}"
@@ -154,21 +165,38 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _pieces(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
+class _Read:
+    """What one digest has read."""
+
+    def __init__(self, brief: bool) -> None:
+        self.brief = brief
+        self.objects: set[int] = set()
+        self.budget = float(LARGE) if brief else math.inf  # bytes of tensors and arrays that are still read in full
+
+    def limit(self, size: int) -> int | None:
+        """None: `size` bytes are read in full; else how many of them."""
+        limit = max(self.budget, SAMPLED)
+        self.budget -= size
+        return None if size <= limit else int(limit)
+
+
+def _pieces(value: Any, depth: int, read: _Read) -> Iterator[bytes]:
     """The bytes that tell a value from others. An object that is met again, or lies deeper, counts by its type."""
+    if read.brief and type(value) in (str, bytes) and len(value) > SAMPLED:
+        yield str(hash(value)).encode()  # Python keeps it with the text
+        return
     if value is None or isinstance(value, int | float | complex | str | bytes | np.generic | itertools.count):
         yield repr(value).encode()
         return
     value = getattr(value, "_torchdynamo_orig_callable", value)  # of a compiled function: what else it holds is torch's
     yield type(value).__qualname__.encode()
-    if isinstance(value, nn.Module | nn.Parameter) or depth == 0 or id(value) in seen:
+    if isinstance(value, nn.Module | nn.Parameter) or depth == 0 or id(value) in read.objects:
         return
-    seen.add(id(value))
+    read.objects.add(id(value))
     if isinstance(value, Tensor):
-        yield from _tensor(value)
+        yield from _tensor(value, read)
     elif isinstance(value, np.ndarray):
-        yield f"{value.dtype}{value.shape}".encode()
-        yield value.tobytes() if value.dtype != object else repr(value).encode()
+        yield from _array(value, read)
     elif isinstance(value, np.random.Generator):
         yield repr(value.bit_generator.state).encode()
     elif isinstance(value, np.random.RandomState):
@@ -178,26 +206,57 @@ def _pieces(value: Any, depth: int, seen: set[int]) -> Iterator[bytes]:
     elif isinstance(value, random.Random):
         yield repr(value.getstate()).encode()
     else:
-        parts = _parts(value)
-        yield str(len(parts)).encode()  # of a long one the first pieces count
+        size, parts = _parts(value, LONG if read.brief else None)
+        yield str(size).encode()  # of a long one the first pieces count
         for part in parts:
-            yield from _pieces(part, depth - 1, seen)
+            yield from _pieces(part, depth - 1, read)
 
 
-def _tensor(value: Tensor) -> Iterator[bytes]:
+def _tensor(value: Tensor, read: _Read) -> Iterator[bytes]:
     yield f"{value.dtype}{tuple(value.shape)}".encode()
-    if value.layout == torch.strided and not value.is_meta:
+    if value.layout != torch.strided or value.is_meta:
+        return
+    if value.is_inference():  # it has no counter of writes
+        yield from _array(content(value).numpy(), read)
+    elif read.limit(value.nbytes) is None:
         yield content(value).numpy().tobytes()
+    else:
+        yield str(value._version).encode()
 
 
-def _parts(value: Any) -> list[Any]:
-    """What an object holds."""
+def _array(value: np.ndarray, read: _Read) -> Iterator[bytes]:
+    yield f"{value.dtype}{value.shape}".encode()
+    limit = read.limit(value.nbytes)
+    if value.dtype == object:
+        yield repr(value).encode()
+    elif limit is None:
+        yield value.tobytes()
+    else:
+        yield value.flat[np.random.default_rng(0).integers(value.size, size=limit // value.itemsize)].tobytes()
+
+
+def sample(values: Iterable[Any], size: int, most: int | None) -> list[Any]:
+    """Of `size` values about `most`, evenly spaced, and the first ones of a set, which has no order; None: all."""
+    if isinstance(values, set | frozenset):
+        return list(itertools.islice(values, most))
+    return list(itertools.islice(values, 0, None, 1 if most is None else max(size // most, 1)))
+
+
+def _parts(value: Any, most: int | None) -> tuple[int, list[Any]]:
+    """(number, what is read) of what an object holds; `most`: entries of a container, see :func:`sample`."""
     if isinstance(value, Mapping):
-        return [part for pair in value.items() for part in pair]
+        keys, values = sample(value, len(value), most), sample(value.values(), len(value), most)
+        return 2 * len(value), [part for pair in zip(keys, values, strict=True) for part in pair]
     if isinstance(value, list | tuple | collections.deque):
-        return list(value)
+        return len(value), sample(value, len(value), most)
     if isinstance(value, set | frozenset):
-        return sorted(value, key=repr)
+        return len(value), sorted(sample(value, len(value), most), key=repr)
+    parts = _members(value)
+    return len(parts), parts
+
+
+def _members(value: Any) -> list[Any]:
+    """What a function or an object holds."""
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType):
