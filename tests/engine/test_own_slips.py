@@ -576,6 +576,20 @@ def test_of_large_data_in_a_container_little_is_read(monkeypatch, held, write):
     refused(standing)
 
 
+def probabilities(categorical):
+    return categorical.probs  # torch keeps them
+
+
+def test_what_an_object_of_others_caches_is_no_state(monkeypatch):
+    log, categorical = logging.getLogger(f"{__name__}.cache"), torch.distributions.Categorical(logits=torch.zeros(3))
+    held = {"log": [log], "drawn": (categorical, functools.partial(probabilities, categorical)), "tally": [Tally()]}
+    standing = standing_with(monkeypatch, held)
+    assert log.isEnabledFor(logging.CRITICAL) and log._cache and len(held["drawn"][1]()) == 3
+    standing.check("in a client")
+    held["log"][0] = logging.getLogger(f"{__name__}.other")
+    refused(standing)
+
+
 def test_each_object_is_looked_at_once(monkeypatch):
     """6 that all know each other have 6! ways through them."""
     people = [Tally() for _ in range(6)]

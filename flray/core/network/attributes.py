@@ -59,7 +59,8 @@ def digest(value: Any, brief: bool = False) -> str:
 
     `brief`: a digest for comparisons in this process, in a few milliseconds. After `LARGE` bytes of tensors and arrays
     a tensor counts by its counter of writes, and a NumPy array, which has none, by values at fixed random places, so
-    that a write into few others is not seen; a longer container than `LONG` counts by its length and a sample.
+    that a write into few others is not seen; a longer container than `LONG` counts by its length and a sample. An
+    object that is not the user's own counts by its type and identity: it may have locks and caches.
     """
     hasher = hashlib.blake2b(digest_size=16)
     for piece in itertools.islice(_pieces(value, DEPTH, _Read(brief)), BRIEF if brief else PIECES):
@@ -165,6 +166,14 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
+def _is_read(value: Any) -> bool:
+    """Whether a digest in brief reads what an object holds."""
+    if isinstance(value, types.FunctionType):
+        return _own(value.__module__)
+    around = (frozenset, types.MappingProxyType, types.MethodType, functools.partial)
+    return is_data(value) or is_plain(value) or isinstance(value, around)
+
+
 class _Read:
     """What one digest has read."""
 
@@ -193,7 +202,9 @@ def _pieces(value: Any, depth: int, read: _Read) -> Iterator[bytes]:
     if isinstance(value, nn.Module | nn.Parameter) or depth == 0 or id(value) in read.objects:
         return
     read.objects.add(id(value))
-    if isinstance(value, Tensor):
+    if read.brief and not _is_read(value):
+        yield str(id(value)).encode()
+    elif isinstance(value, Tensor):
         yield from _tensor(value, read)
     elif isinstance(value, np.ndarray):
         yield from _array(value, read)
