@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import re
+import sys
 import warnings
 from typing import Any, ClassVar
 
@@ -578,6 +579,15 @@ def test_of_large_data_in_a_container_little_is_read(monkeypatch, held, write):
 
 def probabilities(categorical):
     return categorical.probs  # torch keeps them
+
+
+def test_a_helper_of_the_users_script_is_looked_at_where_another_program_runs(monkeypatch):
+    """As in Ray's workers."""
+    helper = type("Helper", (), {"__module__": "__main__"})()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/lib/site-packages/ray/default_worker.py", raising=False)
+    standing = standing_with(monkeypatch, helper)
+    helper.n = 1
+    refused(standing, "held.n")
 
 
 def test_what_an_object_of_others_caches_is_no_state(monkeypatch):

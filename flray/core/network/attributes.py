@@ -118,6 +118,8 @@ def is_reached(name: str) -> bool:
 
 def _own(module: str | None) -> bool:
     """Whether a module of this name is neither a library's nor Python's."""
+    if module == "__main__":  # the classes of the user's script, also in a worker, whose own program is Ray's
+        return True
     top = (module or "builtins").partition(".")[0]
     place = getattr(sys.modules.get(module or ""), "__file__", None) or ""
     return top not in (*LIBRARIES, *sys.stdlib_module_names) and "site-packages" not in place
