@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import collections
+import copy
 import dataclasses
 import functools
 import logging
@@ -579,6 +581,39 @@ def test_of_large_data_in_a_container_little_is_read(monkeypatch, held, write):
 
 def probabilities(categorical):
     return categorical.probs  # torch keeps them
+
+
+class Losses(list):
+    best = 1.0
+
+
+class Options(collections.UserDict):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("held", "write"),
+    [
+        ([Slotted()], lambda held: setattr(held[0], "n", 1)),
+        ((Slotted(),), lambda held: setattr(held[0], "n", 1)),
+        ({"a": Slotted()}, lambda held: setattr(held["a"], "n", 1)),
+        (Losses(), lambda held: setattr(held, "best", 0.5)),
+        (Options(a=1), lambda held: held.update(a=2)),
+        (Options(a=1), lambda held: setattr(held, "n", 1)),
+        (collections.UserDict(), lambda held: held.update(a=2)),
+        (bytearray(b"ab"), lambda held: held.append(1)),
+        ([bytearray(b"ab")], lambda held: held[0].__setitem__(0, 1)),
+        (bytearray(), lambda held: held.append(1)),
+        (array.array("d", [1.0]), lambda held: held.__setitem__(0, 2.0)),
+    ],
+)
+def test_what_slots_attributes_of_containers_and_bytes_keep_is_state(monkeypatch, held, write):
+    for nested in (False, True):
+        one = copy.deepcopy(held)
+        standing = standing_with(monkeypatch, {"nested": one} if nested else one)
+        standing.check("in a client")
+        write(one)
+        refused(standing)
 
 
 def test_a_helper_of_the_users_script_is_looked_at_where_another_program_runs(monkeypatch):

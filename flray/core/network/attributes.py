@@ -3,6 +3,7 @@ of its classes, and globals that its methods name."""
 
 from __future__ import annotations
 
+import array
 import collections
 import functools
 import hashlib
@@ -134,7 +135,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 def is_data(value: Any) -> bool:
     """Whether a value is a number, a text, a container, a tensor, or a generator of draws."""
-    plain = (int, float, complex, str, bytes, list, tuple, set, dict, collections.deque, Tensor, np.ndarray)
+    containers = (list, tuple, set, dict, collections.deque, collections.UserDict, bytearray, array.array)
+    plain = (int, float, complex, str, bytes, *containers, Tensor, np.ndarray)
     drawn = (np.random.Generator, np.random.RandomState, torch.Generator, random.Random, itertools.count)
     return isinstance(value, (*plain, *drawn, types.SimpleNamespace)) and value is not np.random.mtrand._rand
 
@@ -153,7 +155,7 @@ def _is_plain(kind: type) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes of an object :func:`is_plain`, by name: fields, private ones and slots."""
+    """The attributes of an object of the user's own class, by name: fields, private ones and slots."""
     if isinstance(value, BaseModel):
         return {**vars(value), **(value.__pydantic_private__ or {})}
     state = object.__getstate__(value)  # with slots it is a pair
@@ -210,6 +212,8 @@ def _pieces(value: Any, depth: int, read: _Read) -> Iterator[bytes]:
         yield from _tensor(value, read)
     elif isinstance(value, np.ndarray):
         yield from _array(value, read)
+    elif isinstance(value, bytearray | array.array):
+        yield from _array(np.frombuffer(value, np.uint8), read)
     elif isinstance(value, np.random.Generator):
         yield repr(value.bit_generator.state).encode()
     elif isinstance(value, np.random.RandomState):
@@ -259,13 +263,16 @@ def _parts(value: Any, most: int | None) -> tuple[int, list[Any]]:
     """(number, what is read) of what an object holds; `most`: entries of a container, see :func:`sample`."""
     if isinstance(value, Mapping):
         keys, values = sample(value, len(value), most), sample(value.values(), len(value), most)
-        return 2 * len(value), [part for pair in zip(keys, values, strict=True) for part in pair]
-    if isinstance(value, list | tuple | collections.deque):
-        return len(value), sample(value, len(value), most)
-    if isinstance(value, set | frozenset):
-        return len(value), sorted(sample(value, len(value), most), key=repr)
-    parts = _members(value)
-    return len(parts), parts
+        entries = [part for pair in zip(keys, values, strict=True) for part in pair]
+    elif isinstance(value, list | tuple | collections.deque):
+        entries = sample(value, len(value), most)
+    elif isinstance(value, set | frozenset):
+        entries = sorted(sample(value, len(value), most), key=repr)
+    else:
+        parts = _members(value)
+        return len(parts), parts
+    own = _own(type(value).__module__)  # a container with attributes
+    return len(value), [*entries, *(attributes_of(value).values() if own else ())]
 
 
 def _members(value: Any) -> list[Any]:
@@ -278,6 +285,6 @@ def _members(value: Any) -> list[Any]:
         return [_content(cell) for cell in value.__closure__ or ()]
     if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
         return []
-    if isinstance(value, BaseModel):
+    if isinstance(value, BaseModel) or _own(type(value).__module__):
         return list(attributes_of(value).values())
     return list(getattr(value, "__dict__", {}).values())
