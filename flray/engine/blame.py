@@ -8,11 +8,10 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Iterator
-from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from flray.core.network.attributes import attributes_of, digest, is_data, is_plain, sample
+from flray.core.network.attributes import attributes_of, computed_once, digest, is_data, is_plain, sample
 from flray.core.protocol.aggregation import Aggregation
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.clock import Clock
@@ -117,8 +116,9 @@ class Standing:
                 if not both or not before[name].is_same(now[name]):
                     raise AlgorithmError(
                         f"{type(part).__name__}: self.{name} changed {when}; a process keeps nothing of it: return "
-                        f"what changes in {_home(part)} (a value that is computed once, and not written into: "
-                        "functools.cached_property)"
+                        f"what changes in {_home(part)}; what no result depends on may stay in a "
+                        "functools.cached_property or lru_cache (computed once), a global of the module (a count, a "
+                        "time) or a logger of logging"
                     )
 
 
@@ -177,19 +177,19 @@ def _attributes(part: Any) -> dict[str, Attribute]:
     the objects in them: `detector._past`. Each object has the shortest of its names."""
     found, read, seen = dict[str, Attribute](), dict[tuple[int, bool], Attribute](), set[int]()
     # what is computed once comes last: it may appear, and then takes no name from what was there
-    waiting, computed_once = deque([("", part, 1)]), deque[tuple[str, Any, int]]()
-    while waiting or computed_once:
+    waiting, later = deque([("", part, 1)]), deque[tuple[str, Any, int]]()
+    while waiting or later:
         computed = not waiting
-        prefix, holder, depth = (waiting or computed_once).popleft()
+        prefix, holder, depth = (waiting or later).popleft()
         if id(holder) in seen:
             continue
         seen.add(id(holder))
-        once = _computed_once(type(holder))
+        once = computed_once(type(holder))
         for name, value in {**_of_class(type(holder)), **attributes_of(holder)}.items():
             key = id(value), computed or name in once
             found[prefix + name] = read[key] = read.get(key) or Attribute.of(value, key[1])
             if is_plain(value) and depth < NESTED:
-                (computed_once if key[1] else waiting).append((f"{prefix}{name}.", value, depth + 1))
+                (later if key[1] else waiting).append((f"{prefix}{name}.", value, depth + 1))
     return found
 
 
@@ -198,10 +198,6 @@ def _of_class(kind: type) -> dict[str, Any]:
     own = [base for base in kind.__mro__ if not base.__module__.startswith(("flray.", "pydantic", "abc", "builtins"))]
     values = {name: value for base in reversed(own) for name, value in vars(base).items()}
     return {n: v for n, v in values.items() if not n.startswith(("__", "model_")) and (is_data(v) or is_plain(v))}
-
-
-def _computed_once(kind: type) -> set[str]:
-    return {name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, cached_property)}
 
 
 def write_error(algorithm: Algorithm, exchange: Exchange) -> AlgorithmError:

@@ -19,6 +19,7 @@ import torch
 from pydantic import PrivateAttr
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributions.utils import lazy_property
 
 import flray
 from flray.algorithms.fedavg import FedAvg
@@ -581,6 +582,34 @@ def test_of_large_data_in_a_container_little_is_read(monkeypatch, held, write):
 
 def probabilities(categorical):
     return categorical.probs  # torch keeps them
+
+
+class Lazy:
+    """What each is read from is stored under its own name."""
+
+    @functools.cached_property
+    def scale(self):
+        return 2.0
+
+    @lazy_property
+    def probs(self):
+        return torch.ones(2)
+
+    def step(self):
+        return 1
+
+
+@pytest.mark.parametrize("name", ["scale", "probs"])
+@pytest.mark.parametrize("around", [lambda one: one, lambda one: [one], lambda one: {"a": (one,)}])
+def test_what_is_computed_once_may_appear_in_an_object_and_in_one_of_a_container(monkeypatch, name, around):
+    one = Lazy()
+    standing = standing_with(monkeypatch, around(one))
+    getattr(one, name)
+    assert name in vars(one)
+    standing.check("in a client")
+    one.step = one.__class__  # another value in a method's place is a state
+    with pytest.raises(AlgorithmError, match=r"or lru_cache .*, a global of the module .* or a logger of logging$"):
+        standing.check("in a client")
 
 
 class Losses(list):

@@ -163,6 +163,16 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return {**(fields or {}), **(slots or {})}
 
 
+@functools.lru_cache(maxsize=1024)
+def computed_once(kind: type) -> frozenset[str]:
+    """The names of what a class computes at the first reading and stores under its own name in the object, as
+    `functools.cached_property` does: descriptors that a stored value hides."""
+    every = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+    callables = (classmethod, functools.partialmethod, functools.singledispatchmethod)
+    read = {n: type(v) for n, v in every.items() if not callable(v) and not isinstance(v, callables)}
+    return frozenset(n for n, of in read.items() if hasattr(of, "__get__") and not hasattr(of, "__set__"))
+
+
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
@@ -223,7 +233,7 @@ def _pieces(value: Any, depth: int, read: _Read) -> Iterator[bytes]:
     elif isinstance(value, random.Random):
         yield repr(value.getstate()).encode()
     else:
-        size, parts = _parts(value, LONG if read.brief else None)
+        size, parts = _parts(value, read.brief)
         yield str(size).encode()  # of a long one the first pieces count
         for part in parts:
             yield from _pieces(part, depth - 1, read)
@@ -259,8 +269,9 @@ def sample(values: Iterable[Any], size: int, most: int | None) -> list[Any]:
     return list(itertools.islice(values, 0, None, 1 if most is None else max(size // most, 1)))
 
 
-def _parts(value: Any, most: int | None) -> tuple[int, list[Any]]:
-    """(number, what is read) of what an object holds; `most`: entries of a container, see :func:`sample`."""
+def _parts(value: Any, brief: bool) -> tuple[int, list[Any]]:
+    """(number, what is read) of what an object holds; in `brief` a :func:`sample` of a container's entries."""
+    most = LONG if brief else None
     if isinstance(value, Mapping):
         keys, values = sample(value, len(value), most), sample(value.values(), len(value), most)
         entries = [part for pair in zip(keys, values, strict=True) for part in pair]
@@ -269,14 +280,14 @@ def _parts(value: Any, most: int | None) -> tuple[int, list[Any]]:
     elif isinstance(value, set | frozenset):
         entries = sorted(sample(value, len(value), most), key=repr)
     else:
-        parts = _members(value)
+        parts = _members(value, brief)
         return len(parts), parts
     own = _own(type(value).__module__)  # a container with attributes
-    return len(value), [*entries, *(attributes_of(value).values() if own else ())]
+    return len(value), [*entries, *(_members(value, brief) if own else ())]
 
 
-def _members(value: Any) -> list[Any]:
-    """What a function or an object holds."""
+def _members(value: Any, brief: bool) -> list[Any]:
+    """What a function or an object holds; in `brief` without what is computed once, which may appear."""
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType):
@@ -285,6 +296,7 @@ def _members(value: Any) -> list[Any]:
         return [_content(cell) for cell in value.__closure__ or ()]
     if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
         return []
-    if isinstance(value, BaseModel) or _own(type(value).__module__):
-        return list(attributes_of(value).values())
-    return list(getattr(value, "__dict__", {}).values())
+    if not isinstance(value, BaseModel) and not _own(type(value).__module__):
+        return list(getattr(value, "__dict__", {}).values())
+    once = computed_once(type(value)) if brief else ()
+    return [part for name, part in attributes_of(value).items() if name not in once]
