@@ -26,7 +26,7 @@ from flray.running import play
 from tests.support.simulated import simulated_nodes
 
 NODES, ACTORS, ROUNDS = 3, 6, 4
-WORKLOAD = Workload(12, 1, (28, 28, 1), 12, 1, {"name": "mlp", "hidden": [2000]}, executor="calls")
+WORKLOAD = Workload(12, 1, (28, 28, 1), 12, 1, {"name": "mlp", "hidden": [2000]})
 
 
 def received(pids: list[int]) -> int:
