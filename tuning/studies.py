@@ -14,7 +14,7 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -286,14 +286,26 @@ class Studies:
                     study.tell(frozen.number, state=TrialState.FAIL)
                     continue
                 return self._give(group, optuna.Trial(study, frozen._trial_id))
-        remaining = {
-            group: self.sweep.trials - len(self.counted(group)) for group in groups if not self._exhausted(group)
-        }
+        remaining = self._remaining(groups)
         group = max(remaining, key=lambda g: remaining[g], default=None)  # the algorithms take turns
         if remaining.get(group, 0) < 1 or len(self._waiting) >= MOST_WAITING:
             return None
         trial = self._ask(group)
         return self._next(spent) if trial is None else self._give(group, trial)
+
+    def _remaining(self, groups: Iterable[str | None]) -> dict[str | None, int]:
+        """The trials that these studies may still ask for; a study without another configuration is left out."""
+        return {group: self.sweep.trials - len(self.counted(group)) for group in groups if not self._exhausted(group)}
+
+    def over(self, spent: Collection[str | None]) -> bool:
+        """Whether no study may ask for another trial; the budget of those in `spent` is used up."""
+        remaining = self._remaining(group for group in self.groups if group not in spent)
+        return max(remaining.values(), default=0) < 1
+
+    def busy(self) -> bool:
+        """Whether a trial has begun and not ended. One that waits for another does not count: this one may have failed
+        when the budget was used up."""
+        return not self._open.keys() <= self._waiting.keys()
 
     def _give(self, group: str | None, trial: optuna.Trial) -> tuple[str, dict[str, Any], Path]:
         key, frozen = self.key(group, trial.number), trial.storage.get_trial(trial._trial_id)

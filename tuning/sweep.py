@@ -315,9 +315,19 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
         )
     if studies.error is not None:
         raise studies.error
-    ended = studies.ended()
     check_some_value(studies)
-    return "" if len(ended) >= total else budget.why() or studies.exhausted() or None
+    return _spent(studies, budget, total)
+
+
+def _spent(studies: Studies, budget: Budget, total: int) -> str | None:
+    """What :func:`_tune` returns, after Ray Tune has."""
+    if len(studies.ended()) >= total:
+        return ""
+    if studies.busy():
+        return None
+    spent = budget.spent()
+    each = f"{'client_steps' if spent else 'trials'}: those of some algorithms are done, the others have no more trials"
+    return budget.why() or studies.exhausted() or (each if studies.over(spent) else None)
 
 
 def check_some_value(studies: Studies) -> None:

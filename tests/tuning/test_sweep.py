@@ -1,5 +1,8 @@
 """A sweep end to end on a real Ray: resumed, budgets, honest, one-line errors."""
 
+import itertools
+import os
+import signal
 from pathlib import Path
 
 import pandas
@@ -8,11 +11,12 @@ import pytest
 import flray
 from flray.core.schema.errors import CheckpointError, ConfigError, ResourceError
 from flray.running import simulate
+from flray.tuning.drive import Show
 from flray.tuning.studies import Studies
-from flray.tuning.sweep import resume_sweep, run_sweep
+from flray.tuning.sweep import _tune, resume_sweep, run_sweep
 from flray.tuning.sweep_file import load_sweep
 from flray.tuning.trials import trials_table
-from tests.support.iris_sweep import EXPERIMENT
+from tests.support.iris_sweep import EXPERIMENT, ended, studies_of
 from tests.support.sweeps import SWEEP, found, rungs
 
 
@@ -72,11 +76,45 @@ def test_the_final_table_has_the_final_runs(whole):
 
 
 def test_ctrl_c_in_a_sweep_ends_a_script_too(ray_cluster, tmp_path, monkeypatch):
-    """Ray Tune returns after it as after the last trial; here it does so at once."""
-    monkeypatch.setattr("flray.tuning.sweep.drive", lambda *_: None)
+    """In the first round of the first trial, for which Ray Tune returns as after the last trial. That trial would have
+    been the last one of this budget."""
+    presses = iter([signal.SIGINT])
+    press = lambda *_, **__: [os.kill(os.getpid(), number) for number in presses]  # noqa: E731
+    monkeypatch.setattr(Show, "on_trial_result", press)
     with pytest.raises(KeyboardInterrupt):
-        flray.sweep(SWEEP, out=tmp_path / "s", progress=False)
+        flray.sweep({**SWEEP, "client_steps": 1, "concurrency": 1}, out=tmp_path / "s", progress=False)
     assert (tmp_path / "s" / "STATUS").read_text().startswith("interrupted after 0 of 6 trials; continue with: ")
+
+
+@pytest.mark.parametrize(
+    ("budget", "trials", "says"),
+    [
+        ({"client_steps": 200, "trials": 9}, 4, "client_steps"),  # one configuration; 72 steps each: three trials
+        ({"client_steps": 200, "trials": 3}, 4, "client_steps"),
+        ({"hours": 9, "trials": 5}, 6, "trials"),
+        ({"client_steps": 50, "trials": 9}, 2, "client_steps"),
+    ],
+)
+def test_a_sweep_ends_where_each_algorithm_has_come_to_another_end(tmp_path, monkeypatch, budget, trials, says):
+    """The space of one is exhausted, the budget of the other is used up: nobody pressed Ctrl-C."""
+    space = {"algorithm": ["fedavg", "fedprox"], "fedavg.lr": [0.1], "fedprox.mu": {"log": [0.01, 1.0]}}
+    studies = studies_of(tmp_path / "s", space=space, budget_per="algorithm", **budget)
+
+    def drive(folder, searcher, *_):
+        """Ray Tune, one trial at a time."""
+        for number in itertools.count():
+            config = searcher.suggest(str(number))
+            if not isinstance(config, dict):
+                return
+            searcher.on_trial_complete(str(number), {**ended(0.5), "key": config["key"]})
+
+    monkeypatch.setattr("flray.tuning.sweep.drive", drive)
+    spent = _tune(studies.sweep, tmp_path / "s", studies, None, False)
+    assert spent is not None and spent.startswith(f"{says}: ")
+    assert len(studies.ended()) == trials
+    monkeypatch.setattr("flray.tuning.sweep.drive", lambda folder, searcher, *_: searcher.suggest("interrupted"))
+    fresh = studies_of(tmp_path / "t", space=space, budget_per="algorithm", **budget)
+    assert _tune(fresh.sweep, tmp_path / "t", fresh, None, False) is None
 
 
 @pytest.mark.slow
