@@ -387,7 +387,8 @@ class Studies:
         size = self.sweep.search_space.size(group)
         if size is None:
             return False
-        trials = [trial for trial in self.counted(group) if trial.state.is_finished()]
+        # one that was enqueued and refused has no folder
+        trials = [t for t in self.counted(group) if t.state.is_finished() and "folder" in t.user_attrs]
         if len({_configuration(trial) for trial in trials}) < size:
             return False
         timed = self.sweep.hours is not None or self.sweep.client_steps is not None

@@ -174,6 +174,13 @@ def test_a_space_that_is_exhausted_ends_the_sweep(tmp_path: Path, budget: dict[s
     assert repeated == MOST_REPEATED if not budget else repeated < 20  # those before the second was drawn
 
 
+def test_a_refused_trial_is_no_configuration_of_the_space(tmp_path: Path) -> None:
+    """Somebody has enqueued it in Optuna."""
+    searcher = searcher_of(tmp_path / "s", space=TWO, trials=50, sampler="random", hours=5)
+    searcher.studies.groups[None].enqueue_trial({"algorithm.perturb": "tail"})
+    assert len(all_of(searcher, {"head": 0.25, "all": 0.75})) == 2
+
+
 def test_values_of_another_type_are_other_parameters(tmp_path: Path) -> None:
     searcher = searcher_of(tmp_path / "s", space={"algorithm.rho": [1, 2.0]}, trials=6, sampler="random")
     for number in range(2):
