@@ -107,15 +107,14 @@ class Space(NamedTuple):
         return keys
 
     def check_enqueued(self, params: Mapping[str, Any], algorithm: str | None = None) -> None:
-        """Raises `ConfigError` for values of some parameters that no trial of this space has."""
-        names = self.names(algorithm)
-        of = {p.name: p.domain for name in self.algorithms for p in self._of(name)} | {
-            "algorithm": Choice(self.algorithms)
-        }
+        """Raises `ConfigError` for values of some parameters that no trial of this space has. A constant, and the
+        algorithm, may be among them."""
+        algorithms = self.algorithms if algorithm is None else (algorithm,)
+        of = {p.name: p.domain for name in algorithms for p in self._of(name)} | {"algorithm": Choice(algorithms)}
         for name, value in params.items():
-            if name not in names:
-                raise unknown("parameter", name, names, "a trial that was enqueued")
-            domain = of[name]
+            if name not in of:
+                raise unknown("parameter", name, self.names(algorithm), "a trial that was enqueued")
+            domain = Choice((of[name].constant,)) if isinstance(of[name], Fixed) else of[name]
             try:
                 domain.value(name, value)
             except ConfigError:

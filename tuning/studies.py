@@ -286,12 +286,14 @@ class Studies:
                     study.tell(frozen.number, state=TrialState.FAIL)
                     continue
                 return self._give(group, optuna.Trial(study, frozen._trial_id))
-        remaining = self._remaining(groups)
-        group = max(remaining, key=lambda g: remaining[g], default=None)  # the algorithms take turns
-        if remaining.get(group, 0) < 1 or len(self._waiting) >= MOST_WAITING:
-            return None
-        trial = self._ask(group)
-        return self._next(spent) if trial is None else self._give(group, trial)
+        while True:
+            remaining = self._remaining(groups)
+            group = max(remaining, key=remaining.__getitem__, default=None)  # the algorithms take turns
+            if remaining.get(group, 0) < 1 or len(self._waiting) >= MOST_WAITING:
+                return None
+            trial = self._ask(group)
+            if trial is not None:
+                return self._give(group, trial)
 
     def _remaining(self, groups: Iterable[str | None]) -> dict[str | None, int]:
         """The trials that these studies may still ask for; a study without another configuration is left out."""

@@ -130,6 +130,7 @@ def test_what_somebody_enqueues_in_optuna_is_trained_within_the_budget(tmp_path:
         ({"algorithm.lr": 5.0}, "it was enqueued with algorithm.lr=5.0; the space has log 0.001 to 0.5"),
         ({"algorithm.perturb": "tail"}, "it was enqueued with algorithm.perturb='tail'; the space has 'head', 'all'"),
         ({"lr": 0.1}, "unknown parameter 'lr' in a trial that was enqueued (valid: algorithm.lr, "),
+        ({"algorithm": "fedprox"}, "it was enqueued with algorithm='fedprox'; the space has 'fedsol'"),
     ],
 )
 def test_what_is_enqueued_outside_of_the_space_fails_alone(
@@ -148,6 +149,55 @@ def test_what_is_enqueued_outside_of_the_space_fails_alone(
     assert study.trials[0].user_attrs["status"].startswith(f"failed: {says}")
     assert f"tiny  trial 0000  failed: {says}" in caplog.text
     assert trials_table(tmp_path / "s")["state"].tolist() == ["failed", "finished", "finished"]
+
+
+BOTH = {"algorithm": ["fedsol", "fedprox"], "fedsol.rho": {"log": [0.5, 2.0]}, "algorithm.momentum": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "params"),
+    [
+        ({"space": {"algorithm.rho": [0.5, 1.0], "algorithm.momentum": 0.5}}, {"algorithm.momentum": 0.5}),
+        ({"space": {"algorithm.rho": [0.5, 1.0]}}, {"algorithm": "fedsol"}),
+        ({"space": {"algorithm.rho": [0.5, 1.0], "algorithm": "fedsol"}}, {"algorithm": "fedsol"}),
+        ({"space": BOTH, "budget_per": "algorithm"}, {"algorithm": "fedsol", "fedsol.momentum": 0.5}),
+        ({"space": BOTH}, {"algorithm": "fedsol", "fedprox.momentum": 0.5}),
+    ],
+)
+def test_what_is_enqueued_may_name_what_every_trial_has(
+    tmp_path: Path, changes: dict[str, Any], params: dict[str, Any]
+) -> None:
+    studies = studies_of(tmp_path / "s", trials=1, **changes)
+    rho = "fedsol.rho" if changes["space"] is BOTH else "algorithm.rho"
+    studies.groups["fedsol" if "budget_per" in changes else None].enqueue_trial({**params, rho: 1.0})
+    assert studies.next()[1]["algorithm.rho"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"algorithm": "fedprox"}, "it was enqueued with algorithm='fedprox'; the space has 'fedsol'"),
+        ({"fedprox.mu": 0.1}, "unknown parameter 'fedprox.mu' in a trial that was enqueued (did you mean 'fedsol"),
+        ({"fedsol.momentum": 0.9}, "it was enqueued with fedsol.momentum=0.9; the space has 0.5"),
+    ],
+)
+def test_what_is_enqueued_in_the_study_of_another_algorithm_fails(
+    tmp_path: Path, params: dict[str, Any], says: str
+) -> None:
+    studies = studies_of(tmp_path / "s", trials=1, space=BOTH, budget_per="algorithm")
+    studies.groups["fedsol"].enqueue_trial(params)
+    assert studies.next()[0] == "fedprox/0000"
+    assert studies.next() is None
+    assert studies.groups["fedsol"].trials[0].user_attrs["status"].startswith(f"failed: {says}")
+
+
+def test_any_number_may_be_refused(tmp_path: Path) -> None:
+    """More than Python has calls inside each other (1,000)."""
+    studies = studies_of(tmp_path / "s", trials=2000)
+    refused = iter([None] * 1500)
+    studies._ask = lambda group: next(refused, "a trial")  # type: ignore[method-assign]
+    studies._give = lambda group, trial: trial  # type: ignore[method-assign]
+    assert studies.next() == "a trial"
 
 
 # interruptions -----------------------------------------------------------------------------------
