@@ -23,6 +23,7 @@ from flray.core.schema.section import Section, expand_shorthand
 from flray.metrics.names import LAST, METRICS
 from flray.results.axes import TASK_TIMES
 from flray.scenario import ValidationConfig
+from flray.tuning.domain import Fixed
 from flray.tuning.space import Space, build, resolve
 
 # objectives that are sums over a run's rounds, and the beginnings and ends of its tasks; the columns that they add
@@ -33,6 +34,8 @@ CUMULATIVE = {
 }
 # objectives that are means over a run's last `LAST` tested rounds, and the column of rounds/ that they average
 RECENT = {f"val/acc_mean{LAST}": "val/acc"}
+# sections that change no number of a trial but its times
+OF_MACHINE = ("resources", "checkpoint", "track", "profile")
 # a URL with a file: what comes before it, the file
 SQLITE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!:memory:|file:)([^?]+)")
 # the options of each scheduler, with defaults
@@ -226,6 +229,19 @@ class Sweep(Section):
         if self.scheduler.name != "none":
             self._schedulable(space)
         return self
+
+    def check_new(self) -> None:
+        """Raises `ConfigError` where a sweep that is to begin searches what changes no number of a trial, unless an
+        objective is a time, or the user's own. A sweep that has begun goes on."""
+        known = {*CUMULATIVE, *RECENT, *METRICS}
+        if any(name.startswith("time/") or name not in known for name in self.objective):
+            return
+        for _, key, domain in itertools.chain.from_iterable(self.search_space.parameters.values()):
+            if key.partition(".")[0] in OF_MACHINE and not isinstance(domain, Fixed):
+                raise ConfigError(
+                    f"space.{key}: it changes no run but its time; set it in the experiment, or write objective: "
+                    "{time/s: min}"
+                )
 
     def _alike(self, space: Space, objective: str) -> None:
         """Requires rounds that can be averaged."""

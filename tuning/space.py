@@ -34,10 +34,7 @@ NOT_SEARCHED = {
     "evaluate.every": "it changes no training, and trials are compared after the same rounds; set it in the experiment",
     "until": "trials are compared after the same time; set it in the experiment",
     "evaluate.validation": "every trial is judged on the same held-out share; set it in the experiment",
-    **dict.fromkeys(
-        ("name", "imports", "address", "storage", "resources", "checkpoint", "track", "profile"),
-        "it changes no run; set it in the experiment",
-    ),
+    **dict.fromkeys(("name", "imports", "address", "storage"), "it changes no run; set it in the experiment"),
 }
 
 

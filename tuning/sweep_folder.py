@@ -46,7 +46,7 @@ def began_with(folder: Path) -> Beginning:
 
 def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
     """Raises `CheckpointError` if the folder has another sweep (`resume`), has files, is inside a run, or is used by a
-    process here."""
+    process here. Raises `ConfigError` if a new one searches what changes no trial."""
     if resume:
         check_sweep(folder)
         began_with(folder).check(sweep, str(folder))
@@ -60,12 +60,13 @@ def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
     elif folder.exists() and (not folder.is_dir() or any(not item.name.startswith(LOCK) for item in folder.iterdir())):
         raise CheckpointError(f"{folder} is not empty and not a sweep folder; give another --out")
     else:
+        sweep.check_new()
         check_outside(folder)
     check_unused(folder)
 
 
 def take_folder(folder: Path, sweep: Sweep, resume: bool) -> FolderLock:
-    """The folder for this process alone. Raises the `CheckpointError` of :func:`check_folder`."""
+    """The folder for this process alone. Raises as :func:`check_folder` does."""
     try:
         check_folder(folder, sweep, resume)
         folder.mkdir(parents=True, exist_ok=True)

@@ -446,10 +446,6 @@ def test_whatever_is_suggested_is_a_valid_experiment(whole, name, data):
 {evaluate.validation.fraction: [0.1, 0.2]} | space.evaluate.validation.fraction: every trial is judged on the same
     | held-out share
 {evaluate.every: [1, 2]} | space.evaluate.every: it changes no training
-{resources.client_actors: [1, 2]} | space.resources.client_actors: it changes no run; set it in the experiment
-{checkpoint.every: [1, 2]} | space.checkpoint.every: it changes no run; set it in the experiment
-{track: [[], [mlflow]]} | space.track: it changes no run; set it in the experiment
-{profile.rounds: [[1], [2]]} | space.profile.rounds: it changes no run; set it in the experiment
 {uplink.topk.name: [topk, clip]} | space.uplink.topk.name: an entry goes by its name; write uplink: [[{name: ...}],
     | ...]
 {aggregation.name: [mean, medain]} | space.aggregation.name: unknown aggregation 'medain' (did you mean 'median'?)

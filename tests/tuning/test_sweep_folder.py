@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from flray.core.schema.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.rundir.lock import NAME, FolderLock, FolderLostError, Owner
 from flray.tuning.studies import JOURNAL, Studies
 from flray.tuning.sweep import StudySearcher, _drop_others, _final, resume_sweep, run_sweep
@@ -103,6 +103,28 @@ def test_who_lost_the_folder_writes_nothing_more_to_the_study(tmp_path: Path) ->
         studies.tell(key, ended(0.5))
     assert (folder / JOURNAL).read_bytes() == before
     lock.release()
+
+
+# what changes no trial ----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("section", "forms"),
+    [("resources.client_actors", [1, 2]), ("checkpoint.every", {"linear": [1, 3]}), ("profile.rounds", [[1], [2]])],
+)
+def test_a_new_sweep_over_what_changes_no_trial_is_refused(tmp_path: Path, section: str, forms: Any) -> None:
+    """One that has begun goes on, and so does one with a constant; where a time is judged it is a sensible search."""
+    space = {"algorithm.lr": [0.1, 0.2], section: forms}
+    searching = iris_sweep(space=space)
+    with pytest.raises(ConfigError, match=rf"space.{section}: it changes no run but its time; set it in"):
+        check_folder(tmp_path / "new", searching, resume=False)
+    begun_before = tmp_path / "begun"
+    studies_of(begun_before, space=space)
+    check_folder(begun_before, searching, resume=True)
+    one = forms["linear"][0] if isinstance(forms, dict) else forms[0]
+    if not isinstance(one, list):
+        check_folder(tmp_path / "new", iris_sweep(space={**space, section: one}), resume=False)
+    check_folder(tmp_path / "new", iris_sweep(space=space, objective={"time/s": "min"}), resume=False)
+    both = {"val/acc": "max", "time/round_s": "min"}
+    check_folder(tmp_path / "new", iris_sweep(space=space, objective=both), resume=False)
 
 
 # sweep.yaml ----------------------------------------------------------------------------------------
