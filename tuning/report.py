@@ -19,6 +19,7 @@ from flray.results.paired import baseline, caption
 from flray.results.pictures import svg
 from flray.results.rendering import csv, shown_value
 from flray.results.report_page import Lead, PageSection
+from flray.rundir.folder import is_run
 from flray.rundir.reader import runs_below
 from flray.tuning.sweep_figures import Skip, canvas, draw, figures_of
 from flray.tuning.trials import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TABLE = "sweep.parquet"
+MADE = ".made"  # in final/: the names of the runs that the sweep made there
 TOP = 10  # trials in the table of a report
 NOTES = {
     "importance": "how much each parameter matters for being among the best trials (PED-ANOVA)",
@@ -133,31 +135,48 @@ def _write(sweep: Opened, frame: pandas.DataFrame) -> Path:
     return path
 
 
+def noted_runs(final: Path) -> list[str]:
+    """The names of the runs that the sweep has put into this folder; other files there are the user's."""
+    note = final / MADE
+    return note.read_text(errors="replace").splitlines() if note.is_file() else []
+
+
+def final_runs(folder: Path) -> list[str | Path]:
+    """The sweep's own runs in `FOLDER/final`, sorted by name; without its note all that are there."""
+    final = folder / "final"
+    if not (final / MADE).is_file():
+        return runs_below(final)
+    return [final / name for name in sorted(noted_runs(final)) if is_run(final / name)]
+
+
 def final_table(
     folder: str | Path, against: str | Mapping[str, Any] | None = None
 ) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-    """(table of the fresh-seed runs of `FOLDER/final`, their table over seeds); writes them as `final.csv` (runs) and
-    `final.md` (both).
+    """(table of the fresh-seed runs of `FOLDER/final`, their table over seeds).
 
     With several settings the second table has the paired differences from a reference: `against` (see
     `flray.results.paired`), FedAvg if it is among them, or the first. Raises `CheckpointError` if there are no such
     runs.
     """
     folder = Path(folder)
-    runs = runs_below(folder / "final")
+    runs = final_runs(folder)
     if not runs:
         raise CheckpointError(
             f"{folder / 'final'} holds no runs: the sweep did not get to its final runs; continue it with --resume"
         )
     frame = compare(runs)
-    over, head = summary(frame), ""
+    over = summary(frame)
     if len(over) > 1:
-        said = " ".join(verdict(frame, "test/acc"))
         over = paired(frame, baseline(frame) if against is None else against, least=MIN_PAIRS)
-        head = f"{said}\n\n{caption(over)}:\n\n"
+    return frame, over
+
+
+def write_final_table(folder: Path) -> None:
+    """Writes :func:`final_table` as `final.csv` (runs) and `final.md` (both tables)."""
+    frame, over = final_table(folder)
+    head = f"{' '.join(verdict(frame, 'test/acc'))}\n\n{caption(over)}:\n\n" if len(over) > 1 else ""
     write_text(folder / "final.csv", csv(frame))
     write_text(folder / "final.md", f"{to_markdown(frame)}\n{head}{to_markdown(over)}")
-    return frame, over
 
 
 # the part of a report before the final runs --------------------------------------------------------

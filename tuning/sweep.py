@@ -29,7 +29,7 @@ from flray.tuning.ablate import run_cells
 from flray.tuning.beginning import NAME, Beginning, alternatives, read_beginning, write_beginning
 from flray.tuning.config import Sweep
 from flray.tuning.drive import Show, drive, place
-from flray.tuning.report import final_table, write_report, write_table
+from flray.tuning.report import MADE, noted_runs, write_final_table, write_report, write_table
 from flray.tuning.schedulers import Asha, make_scheduler, rungs
 from flray.tuning.studies import Studies
 from flray.tuning.sweep_file import load_sweep
@@ -41,7 +41,6 @@ from flray.tuning.trials import state
 OF_DATA = ("data", "data.source", "data.options", "data.root", "proxy", "proxy.source", "proxy.options", "proxy.root")
 OF_SCENARIO = ("partition", "partition.name", "partition.file", "cohort", "cohort.from", "drift", "drift.file")
 OF_MODEL = ("model", "model.name", "model.weights")
-MADE = ".made"  # in final/: the names of the runs that the sweep made there
 
 
 class Budget:
@@ -373,15 +372,10 @@ def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None
     if not cells:
         return
     names = [home.name for home in homes]
-    _drop_others(folder / "final", [*_noted(folder / "final"), *names])
+    _drop_others(folder / "final", [*noted_runs(folder / "final"), *names])
     run_cells(cells, homes, sweep.concurrency, progress=progress, label=f"{sweep.name} final")
     _drop_others(folder / "final", names)  # not before there are others: the run may stop
-    final_table(folder)
-
-
-def _noted(final: Path) -> list[str]:
-    note = final / MADE
-    return note.read_text(errors="replace").splitlines() if note.is_file() else []
+    write_final_table(folder)
 
 
 def _drop_others(final: Path, names: Sequence[str]) -> None:
@@ -390,7 +384,7 @@ def _drop_others(final: Path, names: Sequence[str]) -> None:
 
     `final/.made` lists the sweep's own folders; other files there are the user's and stay.
     """
-    earlier = _noted(final)
+    earlier = noted_runs(final)
     there = {path.name for path in final.iterdir()} if earlier else set()  # a damaged note has no name of them
     for name in (there & set(earlier)) - set(names):
         if is_run(final / name):

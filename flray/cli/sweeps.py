@@ -129,14 +129,14 @@ def _report(folder: Path, stopped: bool) -> None:
     from flray.results import render
     from flray.results.answers import verdict
     from flray.results.paired import caption
-    from flray.tuning.report import final_table, render_front, render_trials
+    from flray.tuning.report import final_runs, final_table, render_front, render_trials
     from flray.tuning.trials import open_sweep, stored_sweep, trials_table
 
     objectives, frame = open_sweep(folder).objectives, trials_table(folder)
     show(render_trials(frame, objectives))
     if len(objectives) > 1:
         show(render_front(frame, objectives))
-    if (folder / "final").exists():
+    if final_runs(folder):
         ran = not stopped and stored_sweep(folder)["final"]["top"] != 0  # in this call
         again, over = final_table(folder)
         whose = "the best again" if ran else "final runs of an earlier call, by now perhaps not of the best"
@@ -155,15 +155,17 @@ def _report(folder: Path, stopped: bool) -> None:
 def _suggest_after_sweep(folder: Path) -> None:
     from flray.rundir.folder import to_resume_sweep
     from flray.rundir.reader import load
+    from flray.tuning.report import final_runs
     from flray.tuning.trials import stored_sweep
 
     sweep, status = stored_sweep(folder), (folder / "STATUS").read_text()
     spent = next((key for key in ("client_steps", "hours") if f"({key}: " in status), "trials")
     more = [f"{to_resume_sweep(folder)} {spent}={2 * sweep[spent]:g}   (finished trials are not repeated)"]
     commands = [] if "(space: " in status else more
-    if runs := sorted((folder / "final").glob("*/config.yaml")):
-        other = other_algorithm(load(runs[0].parent).experiment)
-        commands.append(f"flray run {quoted(runs[0])} algorithm={other} evaluate.every=1   (flray list algorithms)")
+    if runs := final_runs(folder):
+        other = other_algorithm(load(runs[0]).experiment)
+        again = f"flray run {quoted(Path(runs[0]) / 'config.yaml')} algorithm={other} evaluate.every=1"
+        commands.append(f"{again}   (flray list algorithms)")
         commands.append(f"flray compare {quoted(folder / 'final')}")
     if (folder / "study.journal").exists() and importlib.util.find_spec("optuna_dashboard"):
         commands.append(f"optuna-dashboard {quoted(folder / 'study.journal')}")

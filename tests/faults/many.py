@@ -45,7 +45,6 @@ def ablate(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    from flray.tuning.report import final_table
     from flray.tuning.sweep import resume_sweep, run_sweep
     from flray.tuning.sweep_file import load_sweep
 
@@ -53,7 +52,6 @@ def sweep(folder: Path) -> None:
         resume_sweep(folder, [], progress=False)
     else:
         run_sweep(load_sweep(SWEEP), folder, progress=False)
-    final_table(folder)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import pytest
 import flray
 from flray.core.schema.errors import FlrayError
 from flray.rundir.parts import RowsMissingWarning
-from flray.tuning.report import final_table
 from flray.tuning.studies import Studies
 from flray.tuning.sweep import StudySearcher, resume_sweep, run_sweep
 from flray.tuning.trials import trials_table
@@ -76,7 +75,6 @@ def whole(ray_cluster: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("sweep") / "s"
     rule = {"name": "asha", "grace": 2, "reduction": 2}
     run_sweep(load_sweep({**SWEEP, "scheduler": rule, "final": {"top": 1, "seeds": 1}}), folder, progress=False)
-    final_table(folder)
     return folder
 
 

@@ -21,10 +21,12 @@ from rich.console import Console
 from flray.core.schema.errors import CheckpointError
 from flray.tuning import sweep_figures as figures
 from flray.tuning.report import (
+    MADE,
     final_table,
     render_front,
     render_trials,
     trials_lead,
+    write_final_table,
     write_report,
     write_table,
 )
@@ -465,6 +467,8 @@ def test_final_table(tmp_path: Path) -> None:
         for seed, value in enumerate(values):
             folder(tmp_path / "final" / f"{name}-seed{100 + seed}", config(name, 100 + seed), [value])
     runs, over = final_table(tmp_path)
+    assert not (tmp_path / "final.csv").exists()
+    write_final_table(tmp_path)
     assert len(runs) == 9
     assert over["algorithm"].tolist() == ["fedavg", "ditto", "fedsol"]  # FedAvg is the reference where it is one
     assert over["diff"].tolist()[1:] == pytest.approx([-0.25, 0.3])
@@ -479,8 +483,20 @@ def test_final_table_of_one_setting(tmp_path: Path) -> None:
     for seed in (7, 8):
         folder(tmp_path / "final" / "best" / f"seed{seed}", config(seed=seed), [0.4 + seed / 10])
     _, over = final_table(tmp_path)
+    write_final_table(tmp_path)
     assert "diff" not in over and over["mean"].tolist() == pytest.approx([1.15])
     assert "Against" not in (tmp_path / "final.md").read_text()
+
+
+def test_the_final_table_is_of_the_sweeps_own_runs(tmp_path: Path) -> None:
+    """A damaged run and another one that a user has put beside them stay out; so does a name without a run."""
+    final = tmp_path / "final"
+    for name, value in {"best-seed7": 0.5, "best-seed8": 0.7, "mine": 0.1, "damaged": 0.1}.items():
+        folder(final / name, config(seed=int(name[-1]) if name[-1].isdigit() else 9), [value])
+    (final / "damaged" / "config.yaml").write_text("rounds: [")
+    (final / MADE).write_text("best-seed8\nbest-seed7\nbest-seed9\n")
+    runs, over = final_table(tmp_path)
+    assert runs["test/acc"].tolist() == [0.5, 0.7] and over["mean"].tolist() == pytest.approx([0.6])
 
 
 def test_a_figure_that_its_library_cannot_draw_leaves_the_others_in_a_report(

@@ -186,7 +186,7 @@ def test_final_runs_stay_until_others_have_taken_their_place(tmp_path: Path, mon
 
     monkeypatch.setattr("flray.tuning.sweep.run_cells", run_cells)
     monkeypatch.setattr("flray.tuning.sweep.best", lambda *_: [(None, trial) for trial in found])
-    monkeypatch.setattr("flray.tuning.sweep.final_table", lambda folder: None)
+    monkeypatch.setattr("flray.tuning.sweep.write_final_table", lambda folder: None)
 
     def runs(number: int | None, stop: bool = False) -> list[str]:
         stops[0] = stop
