@@ -62,6 +62,7 @@ class Registry:
         self._table: dict[str, Any] = dict(table)
         self._by_path: dict[str, Any] = {}  # what import paths in configurations have given
         self._scanned = False
+        self._installed: dict[str, str] = {}  # the paths of entry points, by name
 
     def add(self, name: str, target: Any) -> Any:
         """Register `target`, an object or a `"module:attribute"` path, under `name`.
@@ -93,14 +94,16 @@ class Registry:
         ]
 
     def own_entries(self, names: Collection[str], imports: Iterable[str]) -> list[tuple[str, str]]:
-        """Those of `names` that modules of the user's have registered, other than `imports`, with their import paths;
-        what no import finds is left out."""
+        """Those of `names` that modules of the user's have registered, other than `imports`, with their import paths.
+        Left out are what no import finds, and entry points, which every process finds itself."""
         listed = {name for module in imports for name in self.names_of(module)}
         paths = {name: _path(target) for name, target in self._table.items() if name in names and name not in listed}
         return [
             (name, path)
             for name, path in paths.items()
-            if not path.startswith(("flray.", MAIN)) and self._table[name] in (path, _imported_object(path))
+            if not path.startswith(("flray.", MAIN))
+            and self._installed.get(name) != path
+            and self._table[name] in (path, _imported_object(path))
         ]
 
     def names(self) -> list[str]:
@@ -178,6 +181,7 @@ class Registry:
         if not self._scanned:
             for point in entry_points(group=f"flray.{self.kind}s"):
                 self._table.setdefault(point.name, point.value)
+                self._installed[point.name] = point.value
             self._scanned = True  # not before: another thread may ask meanwhile
 
 
