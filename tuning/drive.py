@@ -285,14 +285,14 @@ def _turn(folder: Path) -> Iterator[None]:
 def _without_words() -> Iterator[None]:
     """A block in which Ray Tune says nothing of its own folder: where it is, and that it holds no results."""
     least = {"ray.tune.tune": logging.WARNING, "ray.tune.analysis.experiment_analysis": logging.ERROR}
-    before = {name: logging.getLogger(name).level for name in least}
+    before = {logger: logger.level for logger in map(logging.getLogger, least)}
     try:
-        for name, level in least.items():
-            logging.getLogger(name).setLevel(level)
+        for logger in before:  # the user may have set a higher one, perhaps of "ray"
+            logger.setLevel(max(least[logger.name], logger.getEffectiveLevel()))
         yield
     finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+        for logger, level in before.items():
+            logger.setLevel(level)
 
 
 def _as_it_is() -> contextlib.AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from flray.core.schema.errors import ResourceError
 from flray.core.schema.plain import read
 from flray.rundir.reader import Run
 from flray.tuning import drive as module
-from flray.tuning.drive import NOTHING, Cells, Show, _fit, drive, place
+from flray.tuning.drive import NOTHING, Cells, Show, _fit, _without_words, drive, place
 from flray.tuning.trainable import Job
 from tests.support.iris_sweep import EXPERIMENT
 from tests.support.messages import assert_says, mistakes
@@ -155,6 +155,24 @@ def test_what_the_cluster_cannot_hold_is_one_line(
     with pytest.raises(ResourceError) as error:
         place(experiment(**read(changes, "")), "auto")
     assert_says(error.value, *words)
+
+
+@pytest.mark.parametrize("name", ["ray", "ray.tune", "ray.tune.tune"])
+def test_a_higher_level_of_the_users_own_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of the logger itself, or of one above it. Without one there are warnings alone."""
+    logger = logging.getLogger("ray.tune.tune")
+    monkeypatch.setattr(logging.getLogger("ray"), "level", logging.INFO)
+    with _without_words():
+        assert logger.getEffectiveLevel() == logging.WARNING
+    own = logging.getLogger(name)
+    before = own.level
+    try:
+        own.setLevel(logging.CRITICAL)
+        with _without_words():
+            assert logger.getEffectiveLevel() == logging.CRITICAL
+        assert own.level == logging.CRITICAL and logger.level == (own.level if own is logger else logging.NOTSET)
+    finally:
+        own.setLevel(before)
 
 
 # on a real Ray -----------------------------------------------------------------------------------
