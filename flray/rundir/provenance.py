@@ -13,8 +13,9 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import accumulate, chain
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -25,7 +26,7 @@ from flray.config.launch_context import launch_context
 from flray.config.objects import check_given
 from flray.core.schema.errors import CheckpointError, ConfigError, DataError, warn
 from flray.core.schema.own import computed
-from flray.core.schema.registry import MAIN, module_name
+from flray.core.schema.registry import MAIN, Registry, module_name
 from flray.data import SOURCES
 from flray.files import checksum, quoted, read_checksummed, with_checksum, write_text
 from flray.models import MODELS
@@ -39,6 +40,7 @@ OF_MODEL = ("initial_weights", "fixed_tensors", "tensor_names")
 FINGERPRINTS = (*FILES, "weights", *OF_MODEL)
 LOST = "environment"  # the name to accept if the record itself is lost
 ImportStatement = tuple[int, tuple[str, ...] | None, str]  # leading dots, names after "import", module
+Follows = Callable[[Iterable[str], ModuleType], list[ModuleType]]
 Changes = dict[str, tuple[Any, Any]]  # name -> (what it was, what it is)
 
 
@@ -52,26 +54,71 @@ def module_fingerprints(experiment: Experiment, loaded: bool = True) -> dict[str
     they are to run, see :func:`_check_loaded`, which raises `ConfigError`.
     """
     fingerprints, read = main_fingerprints(experiment)
-    left = [*_named(experiment), *(module for module in read if not _is_installed(module))]
+    for key, module, source, code in _walk(_used(experiment, read), _near, fingerprints):
+        if loaded:
+            _check_loaded(module, code)
+        fingerprints[key] = checksum(source)
+    return dict(sorted(fingerprints.items()))
+
+
+def imported_sources(experiment: Experiment) -> dict[str, str]:
+    """`modules.NAME` -> hash of the source that this process imported, for every module of the user's that the
+    experiment uses, in whatever folder it is; not for a script, which goes to actors by value."""
+    found = {}
+    for key, module, source, _ in _walk(_used(experiment, main_fingerprints(experiment)[1]), _own):
+        if not key.startswith(SCRIPT):
+            spec, known = _imported.get(key, (None, ""))
+            if spec is not module.__spec__:  # it is new, or was reloaded
+                known = checksum(source)
+                _imported[key] = module.__spec__, known
+            found[key] = known
+    return found
+
+
+def _used(experiment: Experiment, read: Iterable[ModuleType]) -> list[ModuleType]:
+    """The modules that the configuration names, and those of `read`, from a script, that are not installed."""
+    return [*_named(experiment), *(module for module in read if not _is_installed(module))]
+
+
+def _walk(
+    modules: Iterable[ModuleType], follows: Follows, known: Iterable[str] = ()
+) -> Iterator[tuple[str, ModuleType, bytes, CodeType]]:
+    """(`modules.NAME`, module, source, code) of these modules, but for the `known` names, and of those that `follows`
+    takes from the names that each may import. Raises `ConfigError` for a file that is no Python any more."""
+    left, seen = [*modules], set(known)
     while left:
         module = left.pop()
         key = f"modules.{module_name(module.__name__)}"
         path = _source_file(module)
-        if key in fingerprints or path is None:
+        if key in seen or path is None:
             continue
+        seen.add(key)
         source = path.read_bytes()
-        code, statements = _compiled(source, module.__name__)
-        if loaded:
-            _check_loaded(module, code)
-        fingerprints[key] = checksum(source)
-        left += [
-            other
-            for name in _imports(statements, module)
-            if (other := sys.modules.get(name)) and _beside(other, module, path)
-        ]
-    return dict(sorted(fingerprints.items()))
+        try:
+            code, statements = _compiled(source, module.__name__)
+        except SyntaxError as error:
+            raise ConfigError(
+                f"{path} has changed since it was imported here, and is no Python: {error}; mend it and reload it "
+                "(importlib.reload), or restart Python"
+            ) from None
+        yield key, module, source, code
+        left += follows(_imports(statements, module), module)
 
 
+def _near(names: Iterable[str], module: ModuleType) -> list[ModuleType]:
+    """Of these modules those in the folder or the package of `module`."""
+    return [other for name in names if (other := sys.modules.get(name)) and _beside(other, module)]
+
+
+def _own(names: Iterable[str], module: ModuleType) -> list[ModuleType]:
+    """Of these modules, and of the packages that they and `module` are in, those of :func:`_near` and all that are not
+    installed."""
+    parts = [accumulate(name.split("."), "{}.{}".format) for name in [module.__name__, *names]]
+    found = [sys.modules.get(name) for name in chain(*parts)]
+    return [other for other in found if other and (not _is_installed(other) or _beside(other, module))]
+
+
+_imported: dict[str, tuple[Any, str]] = {}  # by name: a module's spec, and the hash of its source when first seen
 _loaded: dict[str, tuple[Any, Any]] = {}  # by name: a module's spec, and the code in its file when it was first seen
 
 
@@ -156,16 +203,18 @@ class Origin:
             if known:
                 origin._refuse(config_changes(known, experiment.dump()))
             check_given(experiment.yaml())
-        origin.compare(module_fingerprints(experiment))
+        sources = [sys.modules[name] for name in _of_sources(experiment) if name in sys.modules]
+        origin.compare(module_fingerprints(experiment), [key for key, *_ in _walk(sources, _near)])
         return origin
 
-    def compare(self, fingerprints: Mapping[str, Any]) -> None:
-        """Add these fingerprints to the record. Raises `DataError` or `ConfigError` for one that has changed."""
+    def compare(self, fingerprints: Mapping[str, Any], late: Collection[str] = ()) -> None:
+        """Add these fingerprints to the record. Raises `DataError` or `ConfigError` for one that has changed. The
+        record may lack those of `late`."""
         self._fingerprints |= fingerprints
         known = self._before.get("fingerprints") if self._before else None
         if known is not None:
             # the run failed before it had a model, or is of a flray that did not record them
-            unknown = set(OF_MODEL) - known.keys()
+            unknown = {*OF_MODEL, *late} - known.keys()
             changed = {n: (known.get(n), now) for n, now in fingerprints.items() if known.get(n) != now}
             unknown |= {name for name in changed if name.startswith(f"{SCRIPT}:") and name not in known}
             self._refuse({name: change for name, change in changed.items() if name not in unknown})
@@ -246,16 +295,23 @@ def _named(experiment: Experiment) -> Iterator[ModuleType]:
     sections = [experiment.algorithm, experiment.aggregation, experiment.drift, *experiment.uplink]
     kinds = [type(section) for section in [*sections, *experiment.probes().values()] if section is not None]
     names = [*experiment.imports, *paths, *(base.__module__ for kind in kinds for base in kind.__mro__)]
-    for table, name in (
-        (MODELS, experiment.model.name),
-        (SOURCES, experiment.data.source),
-        (PARTITIONS, experiment.partition.name),
-    ):
-        if table.has(name):
-            names.append(table.get(name).__module__)
+    names += _of_entries((MODELS, experiment.model.name), (PARTITIONS, experiment.partition.name))
+    names += _of_sources(experiment)
     for name in dict.fromkeys(names):
         if name in sys.modules:
             yield sys.modules[name]
+
+
+def _of_entries(*entries: tuple[Registry, str]) -> list[str]:
+    """The names of the modules that define these entries of tables."""
+    return [table.get(name).__module__ for table, name in entries if table.has(name)]
+
+
+def _of_sources(experiment: Experiment) -> list[str]:
+    """Those that define the sources of data and of proxy data. One that is named by its import path counts once it has
+    been read, which is after a new run has begun."""
+    sections = [experiment.data, *([experiment.proxy] if experiment.proxy else [])]
+    return _of_entries(*((SOURCES, section.source) for section in sections))
 
 
 def _source_file(module: ModuleType) -> Path | None:
@@ -276,7 +332,7 @@ def _is_installed(module: ModuleType) -> bool:
     return bool({"site-packages", "dist-packages"} & {*Path(getattr(module, "__file__", None) or "").parts})
 
 
-@lru_cache(maxsize=256)  # of a module that has not changed, each run of this process asks again
+@lru_cache(maxsize=1024)  # of a module that has not changed, each run of this process asks again
 def _compiled(source: bytes, name: str) -> tuple[CodeType, tuple[ImportStatement, ...]]:
     """Code without docstrings, and without assertions, which compute nothing; its import statements.
 
@@ -310,10 +366,10 @@ def _import_statements(code: CodeType) -> Iterator[ImportStatement]:
             yield from _import_statements(constant)
 
 
-def _beside(other: ModuleType, module: ModuleType, path: Path) -> bool:
+def _beside(other: ModuleType, module: ModuleType) -> bool:
     """Whether `other` is in the same package as `module`, or in the same folder outside site-packages."""
-    source = _source_file(other)
-    if source is None:
+    source, path = _source_file(other), _source_file(module)
+    if source is None or path is None:
         return False
     same_package = other.__name__.partition(".")[0] == module.__name__.partition(".")[0]
     return same_package or ("site-packages" not in path.parts and source.parent == path.parent)

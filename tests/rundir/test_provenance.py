@@ -13,9 +13,10 @@ from types import ModuleType
 import pytest
 
 from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.data import SOURCES
 from flray.files import with_checksum
 from flray.rundir.main_code import MainCode
-from flray.rundir.provenance import Origin, check_sources, module_fingerprints
+from flray.rundir.provenance import Origin, check_sources, imported_sources, module_fingerprints
 from tests.contracts.table import experiment
 from tests.support.messages import facts
 
@@ -101,6 +102,55 @@ def test_a_module_that_is_edited_and_not_loaded_again_is_refused(own, which):
     importlib.reload(sys.modules[changed])
     settings = experiment("fedavg", imports=[method], algorithm={"name": method})
     assert module_fingerprints(settings)[f"modules.{changed}"] != first[f"modules.{changed}"]
+
+
+@pytest.mark.parametrize("section", ["data", "proxy"])
+def test_the_module_of_a_source_counts_and_a_record_without_it_is_resumed(tmp_path, monkeypatch, section):
+    """One that an import path names is read after a new run's record was begun; a proxy source counted in no run of an
+    older flray."""
+    module = f"own_source_of_{section}"
+    (tmp_path / f"{module}.py").write_text("def mine(config): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"size": 20} if section == "proxy" else {}
+    settings = experiment("feddf", **{section: {"source": f"{module}:mine", **options}})
+    began = Origin.of(settings, None).record(settings)
+    assert f"modules.{module}" not in began["fingerprints"]
+    SOURCES.get(f"{module}:mine")
+    assert f"modules.{module}" in module_fingerprints(settings)
+    (tmp_path / "environment.json").write_text(with_checksum(began))
+    record = Origin.of(settings, tmp_path).record(settings)
+    (tmp_path / "environment.json").write_text(with_checksum(record))
+    (tmp_path / f"{module}.py").write_text("def mine(config): return 2\n")
+    importlib.reload(sys.modules[module])
+    with pytest.raises(ConfigError, match=facts(f"module {module} changed", f"--accept modules.{module}")):
+        Origin.of(settings, tmp_path)
+
+
+def test_what_actors_import_is_known_in_whatever_folder_it_is(tmp_path, monkeypatch):
+    """The packages that a module is in as well. Without a reload this process has the old source, as the actors do."""
+    near, far = tmp_path / "near", tmp_path / "far"
+    for place in (near, far / "parts_of_far"):
+        place.mkdir(parents=True)
+    (far / "parts_of_far" / "__init__.py").write_text("")
+    (far / "parts_of_far" / "one.py").write_text("FACTOR = 1\n")
+    head = "from parts_of_far.one import FACTOR\nimport yaml, json\n"
+    (near / "method_near.py").write_text(head + METHOD.format(method="method_near", helper="json"))
+    for place in (near, far):
+        monkeypatch.syspath_prepend(place)
+    importlib.import_module("method_near")
+    settings = experiment("fedavg", imports=["method_near"], algorithm={"name": "method_near"})
+    first = imported_sources(settings)
+    own = {"modules.method_near", "modules.parts_of_far", "modules.parts_of_far.one"}
+    assert {name for name in first if not name.startswith("modules.tests")} == own
+    assert own & set(module_fingerprints(settings)) == {"modules.method_near"}
+    (far / "parts_of_far" / "one.py").write_text("FACTOR = 2.0\n")
+    assert imported_sources(settings) == first
+    importlib.reload(sys.modules["parts_of_far.one"])
+    now = imported_sources(settings)
+    assert {name for name in first if now[name] != first[name]} == {"modules.parts_of_far.one"}
+    (far / "parts_of_far" / "one.py").write_text("FACTOR =")
+    with pytest.raises(ConfigError, match=facts("one.py has changed since it was imported here, and is no Python")):
+        imported_sources(settings)
 
 
 @pytest.mark.parametrize("network", ["torchvision:resnet18", "timm:test_resnet", "hf:vit"])

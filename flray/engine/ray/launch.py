@@ -16,7 +16,7 @@ from flray.engine.ray.capacity import gpu_share
 from flray.engine.ray.cluster import ray
 from flray.engine.threads import cores
 from flray.files import checksum
-from flray.rundir.provenance import SCRIPT, module_fingerprints
+from flray.rundir.provenance import imported_sources
 from flray.scenario import Scenario
 
 
@@ -34,8 +34,7 @@ def launch(
     gpus = resources.client.num_gpus
     devices.warn_of_idle(ray.cluster_resources().get("GPU", 0), resources)
     key = checksum((experiment.yaml() + str(fingerprints) + by_value.dumped(experiment)).encode())
-    # what a script or a notebook defines goes to the actors by value, with each setup
-    sources = {n: source for n, source in module_fingerprints(experiment, False).items() if not n.startswith(SCRIPT)}
+    sources = imported_sources(experiment)
     if gpus == "auto":
         gpus = _measured_gpu_share(experiment, folder, scenario, key, client_threads, sources)
     client = {"num_cpus": resources.client.num_cpus, "num_gpus": gpus}

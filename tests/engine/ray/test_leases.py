@@ -94,14 +94,18 @@ class Scaled(FedAvg, frozen=True):
 """
 
 
-def test_actors_do_not_outlive_the_code_that_they_have_imported(tmp_path, monkeypatch):
-    """A helper of the algorithm's module is edited and loaded again: gradients twice as large are a doubled lr."""
-    method, helper = "scaled_gradients", "factor_of_gradients"
+@pytest.mark.parametrize("folder", [".", "elsewhere"])
+def test_actors_do_not_outlive_the_code_that_they_have_imported(tmp_path, monkeypatch, folder):
+    """A helper of the algorithm's module, beside it or in another folder, is edited and loaded again: gradients twice
+    as large are a doubled lr."""
+    method, helper = f"scaled_gradients_{len(folder)}", f"factor_of_gradients_{len(folder)}"
+    (tmp_path / folder).mkdir(exist_ok=True)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / folder)
     (tmp_path / f"{method}.py").write_text(SCALED.format(helper=helper))
     found = []
     for factor in ("1", "2.0"):  # of another length: Python takes what it has compiled where time and length agree
-        (tmp_path / f"{helper}.py").write_text(f"FACTOR = {factor}\n")
+        (tmp_path / folder / f"{helper}.py").write_text(f"FACTOR = {factor}\n")
         importlib.reload(sys.modules[helper]) if helper in sys.modules else importlib.import_module(method)
         own = config(f"{method}:Scaled", rounds=1, seed=3)
         found.append(model(flray.run(own, out=tmp_path / factor).folder))
