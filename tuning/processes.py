@@ -90,7 +90,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, display: Display) -> None:
             key, answer = answers.get()
             while not answer["done"]:
                 if "warning" in answer:
-                    _show_warning(*answer["warning"], warned)
+                    _show_warning(warned, *answer["warning"])
                 else:
                     display.progressed(key, answer["round"], answer["rounds"])
                 key, answer = answers.get()
@@ -103,19 +103,20 @@ def run_jobs(jobs: Sequence[Job], processes: int, display: Display) -> None:
 
 
 def _show_warning(
+    warned: dict[Any, Any],
     text: str,
     lineage: Sequence[tuple[str, str]],
     filename: str,
     lineno: int,
     module: str | None,
-    warned: dict[Any, Any],
 ) -> None:
     """Shows a warning of another process as this one shows its own, by its filters: a command in a line, once.
 
-    `lineage`: (module, name) of its class and of the bases; `warned`: the `registry` of `warnings.warn_explicit`.
+    `warned`: the `registry` of `warnings.warn_explicit`; `lineage`: (module, name) of its class and of the bases.
     """
     known = (getattr(sys.modules.get(home), name, None) for home, name in lineage)  # others can be in no filter
-    kind = _of_text(lineage[0][1], next(each for each in known if isinstance(each, type) and issubclass(each, Warning)))
+    base: Any = next(each for each in known if isinstance(each, type) and issubclass(each, Warning))
+    kind = _of_text(lineage[0][1], base)
     try:
         warnings.warn_explicit(text, kind, filename, lineno, module, warned)
     except kind as error:  # a filter makes an error of it, too late for its run, and no other run is to end by it

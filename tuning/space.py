@@ -111,7 +111,9 @@ class Space(NamedTuple):
         for name, value in params.items():
             if name not in of:
                 raise unknown("parameter", name, self.names(algorithm), "a trial that was enqueued")
-            domain = Choice((of[name].constant,)) if isinstance(of[name], Fixed) else of[name]
+            domain = of[name]
+            if isinstance(domain, Fixed):
+                domain = Choice((domain.constant,))
             try:
                 domain.value(name, value)
             except ConfigError:

@@ -184,8 +184,9 @@ def _attributes(part: Any) -> dict[str, Attribute]:
         if id(holder) in seen:
             continue
         seen.add(id(holder))
-        once = computed_once(type(holder))
-        for name, value in {**_of_class(type(holder)), **attributes_of(holder)}.items():
+        kind: Any = type(holder)
+        once = computed_once(kind)
+        for name, value in {**_of_class(kind), **attributes_of(holder)}.items():
             key = id(value), computed or name in once
             found[prefix + name] = read[key] = read.get(key) or Attribute.of(value, key[1])
             if is_plain(value) and depth < NESTED:

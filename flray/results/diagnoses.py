@@ -315,8 +315,8 @@ def rows_of(run: Run, name: str) -> pandas.DataFrame:
     rows = run.diagnostics.get(name)
     if rows is None or not len(rows):
         raise ConfigError(f"{run.place} has no rows of the diagnostic {name}; run it with diagnostics=[{name}]")
-    numbers = rows.select_dtypes("floating")
-    infinite = np.isinf(numbers).mul(rows["place"] != "finish", axis=0)
+    numbers = rows.select_dtypes(np.floating)
+    infinite = numbers.isin([np.inf, -np.inf]).mul(rows["place"] != "finish", axis=0)
     return rows.assign(**numbers.mask(infinite).mask(_skipped(run, rows)))
 
 

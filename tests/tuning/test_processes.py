@@ -133,7 +133,7 @@ def test_a_warning_of_two_processes_is_shown_by_the_filters_of_the_user(
         warnings.simplefilter("default")
         warnings.filterwarnings(action, **filtered)
         for _ in range(2):
-            _show_warning("one and two", lineage, "a/mine.py", 2, "mine", warned)
+            _show_warning(warned, "one and two", lineage, "a/mine.py", 2, "mine")
     assert [(str(each.message), each.category.__name__) for each in shown] == [("one and two", "Mine")] * copies
 
 

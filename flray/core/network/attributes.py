@@ -300,5 +300,6 @@ def _members(value: Any, brief: bool) -> list[Any]:
         return []
     if not isinstance(value, BaseModel) and not _own(type(value).__module__):
         return list(getattr(value, "__dict__", {}).values())
-    once = computed_once(type(value)) if brief else ()
+    kind: Any = type(value)
+    once = computed_once(kind) if brief else ()
     return [part for name, part in attributes_of(value).items() if name not in once]
