@@ -36,6 +36,8 @@ CUMULATIVE = {
 RECENT = {f"val/acc_mean{LAST}": "val/acc"}
 # sections that change no number of a trial but its times
 OF_MACHINE = ("resources", "checkpoint", "track", "profile")
+SECTIONS_OF_PROCESSES = ("resources", "resources.server")
+OF_PROCESSES = ("resources.client", "resources.server.num_")  # prefixes, also of resources.client_actors
 # a URL with a file: what comes before it, the file
 SQLITE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!:memory:|file:)([^?]+)")
 # the options of each scheduler, with defaults
@@ -231,13 +233,20 @@ class Sweep(Section):
         return self
 
     def check_new(self) -> None:
-        """Raises `ConfigError` where a sweep that is to begin searches what changes no number of a trial, unless an
-        objective is a time, or the user's own. A sweep that has begun goes on."""
+        """Raises `ConfigError` where a sweep that is to begin searches the processes of a trial, which all trials have
+        alike, or what changes no number of a trial, unless an objective is a time, or the user's own. A sweep that has
+        begun goes on."""
         known = {*CUMULATIVE, *RECENT, *METRICS}
-        if any(name.startswith("time/") or name not in known for name in self.objective):
-            return
+        timed = any(name.startswith("time/") or name not in known for name in self.objective)
         for _, key, domain in itertools.chain.from_iterable(self.search_space.parameters.values()):
-            if key.partition(".")[0] in OF_MACHINE and not isinstance(domain, Fixed):
+            if isinstance(domain, Fixed):
+                continue
+            if key in SECTIONS_OF_PROCESSES or key.startswith(OF_PROCESSES):
+                raise ConfigError(
+                    f"space.{key}: all trials have the same processes; set it in the experiment, and compare by flray "
+                    "ablate"
+                )
+            if key.partition(".")[0] in OF_MACHINE and not timed:
                 raise ConfigError(
                     f"space.{key}: it changes no run but its time; set it in the experiment, or write objective: "
                     "{time/s: min}"

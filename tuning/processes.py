@@ -108,7 +108,7 @@ def _show_warning(
     lineage: Sequence[tuple[str, str]],
     filename: str,
     lineno: int,
-    module: str | None,
+    module: str,
 ) -> None:
     """Shows a warning of another process as this one shows its own, by its filters: a command in a line, once.
 
@@ -208,9 +208,12 @@ def work() -> None:
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
         lineage = [(each.__module__, each.__name__) for each in category.__mro__]
+        # code of a script, which came by value, has no module here
         files = {getattr(module, "__dict__", {}).get("__file__"): name for name, module in [*sys.modules.items()]}
         with contextlib.suppress(BrokenPipeError):  # the run goes on to its next answer, and is paused there
-            answer({"done": False, "warning": (str(message), lineage, filename, lineno, files.get(filename))})
+            answer(
+                {"done": False, "warning": (str(message), lineage, filename, lineno, files.get(filename, "__main__"))}
+            )
 
     warnings.showwarning = show
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):

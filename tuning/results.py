@@ -12,8 +12,7 @@ from flray.results.notebook import Runs
 from flray.results.paired import baseline
 from flray.results.rendering import Table, to_markdown
 from flray.results.tables import compare, settings_of
-from flray.rundir.reader import runs_below
-from flray.tuning.report import shown_trials
+from flray.tuning.report import final_runs, shown_trials
 from flray.tuning.trials import best, open_sweep, trials_table
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class SweepResult:
     def final(self) -> Runs:
         """The best configurations again: fresh seeds, all training data, test set. Raises `CheckpointError` if the
         sweep did not get there."""
-        return Runs(self.folder / "final")
+        return Runs(final_runs(self.folder) or self.folder / "final")
 
     def compare(self, metric: str = "test/acc") -> Comparison:
         """The final runs compared with FedAvg if it is among them, else with the first."""
@@ -61,7 +60,7 @@ class SweepResult:
 
     def _repr_html_(self) -> str:
         text = f"<p>{html.escape(f'{self.folder}: {self.status}')}</p>{Table(self._shown)._repr_html_()}"
-        return text + (self.compare()._repr_html_() if runs_below(self.folder / "final") else "")
+        return text + (self.compare()._repr_html_() if final_runs(self.folder) else "")
 
     def __repr__(self) -> str:
         return f"{self.folder}: {self.status}\n{to_markdown(self._shown)}"

@@ -87,8 +87,10 @@ def versions(algorithm: Algorithm, name: str, changes: Sequence[Change], tasks: 
 
 
 def is_factor(lr: Any, decay: Any) -> bool:
-    """Whether `lr_decay` can be a factor of `lr`, as FedAvg's is; an algorithm of one's own may have other values."""
-    return isinstance(lr, int | float) and isinstance(decay, int | float)
+    """Whether `lr_decay` can be a factor of `lr`, as FedAvg's is; an algorithm of one's own may have other values, as
+    the rounds between two steps."""
+    numbers = isinstance(lr, int | float) and isinstance(decay, int | float) and not isinstance(decay, bool)
+    return numbers and 0 < decay <= 1
 
 
 def _undecayed(values: Mapping[str, Any], rounds: int, where: str) -> float:

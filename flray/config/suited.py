@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,8 +35,7 @@ def _of_versions(experiment: Experiment) -> list[str]:
         decay: Any = getattr(algorithm, "lr_decay", None)
         one_task = experiment.num_tasks == 1  # a task begins with the whole rate
         if begin > 1 and one_task and is_factor(lr, decay):
-            with contextlib.suppress(OverflowError):  # of a number that is no factor, as the rounds between two steps
-                algorithm = algorithm.model_copy(update={"lr": lr * decay ** (begin - 1)})
+            algorithm = algorithm.model_copy(update={"lr": lr * decay ** (begin - 1)})
         for sentence in algorithm.unsuited(setting):
             said.setdefault(sentence, begin)
     return [f"{name}{f' from round {begin} on' if begin > 1 else ''}: {text}" for text, begin in said.items()]

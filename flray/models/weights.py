@@ -241,8 +241,8 @@ def _check_fresh(what: str, module: nn.Module, in_head: Collection[str]) -> None
     if not in_head:
         raise ConfigError(f"{what}: {type(module).__name__} declares no head; set model.weights_head: load")
     inside = {*module.head.modules()}  # type: ignore[union-attr]
-    # one layer after buffers (a random projection) is a head; of several, flray took the only child for it
-    several = sum(bool([*layer.parameters(recurse=False)]) for layer in inside) > 1
+    # one layer after buffers (a random projection) is a head; several are the only child, if the network names no head
+    several = sum(bool([*layer.parameters(recurse=False)]) for layer in inside) > 1 and "head" in vars(module)
     read = dict(module.named_parameters()) if several else module.state_dict()
     if all(name in in_head or name.endswith(COUNTER) for name in read):
         raise ConfigError(

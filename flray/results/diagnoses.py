@@ -310,8 +310,8 @@ def _parts(run: Run, name: str) -> tuple[pandas.DataFrame, pandas.DataFrame]:
 
 
 def rows_of(run: Run, name: str) -> pandas.DataFrame:
-    """The rows of a diagnostic; a client's numbers are NaN, and in no mean, where they are infinite or of an update
-    that was skipped (`on_nonfinite`). Raises `ConfigError` if there are none."""
+    """The rows of a diagnostic; a client's numbers are NaN, and in no mean, where they are infinite, or at the end of
+    an exchange whose update was skipped (`on_nonfinite`). Raises `ConfigError` if there are none."""
     rows = run.diagnostics.get(name)
     if rows is None or not len(rows):
         raise ConfigError(f"{run.place} has no rows of the diagnostic {name}; run it with diagnostics=[{name}]")

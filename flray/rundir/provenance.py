@@ -13,12 +13,12 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from flray.config.experiment import Experiment
 from flray.config.grid import config_changes
@@ -40,7 +40,6 @@ OF_MODEL = ("initial_weights", "fixed_tensors", "tensor_names")
 FINGERPRINTS = (*FILES, "weights", *OF_MODEL)
 LOST = "environment"  # the name to accept if the record itself is lost
 ImportStatement = tuple[int, tuple[str, ...] | None, str]  # leading dots, names after "import", module
-Follows = Callable[[Iterable[str], ModuleType], list[ModuleType]]
 Changes = dict[str, tuple[Any, Any]]  # name -> (what it was, what it is)
 
 
@@ -54,7 +53,7 @@ def module_fingerprints(experiment: Experiment, loaded: bool = True) -> dict[str
     they are to run, see :func:`_check_loaded`, which raises `ConfigError`.
     """
     fingerprints, read = main_fingerprints(experiment)
-    for key, module, source, code in _walk(_used(experiment, read), _near, fingerprints):
+    for key, module, source, code in _walk(_used(experiment, read), fingerprints):
         if loaded:
             _check_loaded(module, code)
         fingerprints[key] = checksum(source)
@@ -62,17 +61,41 @@ def module_fingerprints(experiment: Experiment, loaded: bool = True) -> dict[str
 
 
 def imported_sources(experiment: Experiment) -> dict[str, str]:
-    """`modules.NAME` -> hash of the source that this process imported, for every module of the user's that the
-    experiment uses, in whatever folder it is; not for a script, which goes to actors by value."""
-    found = {}
-    for key, module, source, _ in _walk(_used(experiment, main_fingerprints(experiment)[1]), _own):
+    """`modules.NAME` -> hash of its source when a run of this process first used it, anew after a reload, for every
+    module of the user's that the experiment uses, in whatever folder it is; not for a script, which goes to actors by
+    value."""
+    found: dict[str, str] = {}
+    left, seen = _used(experiment, main_fingerprints(experiment)[1]), set()
+    while left:
+        module = left.pop()
+        key = f"modules.{module_name(module.__name__)}"
+        path = _source_file(module)
+        if key in seen or path is None:
+            continue
+        seen.add(key)
+        if key not in _imported or _imported[key].spec is not module.__spec__:  # it is new, or was reloaded
+            source = path.read_bytes()
+            _imported[key] = _Imported(module.__spec__, checksum(source), _statements(source, module.__name__))
         if not key.startswith(SCRIPT):
-            spec, known = _imported.get(key, (None, ""))
-            if spec is not module.__spec__:  # it is new, or was reloaded
-                known = checksum(source)
-                _imported[key] = module.__spec__, known
-            found[key] = known
+            found[key] = _imported[key].checksum
+        left += _own(_imports(_imported[key].statements, module), module)
     return found
+
+
+class _Imported(NamedTuple):
+    """A module's spec, and what its file had when a run of this process first used it."""
+
+    spec: Any
+    checksum: str
+    statements: tuple[ImportStatement, ...]
+
+
+def _statements(source: bytes, name: str) -> tuple[ImportStatement, ...]:
+    """The import statements of a file; none if it is half written now."""
+    try:
+        return _compiled(source, name)[1]
+    except (SyntaxError, ValueError):
+        return ()
 
 
 def _used(experiment: Experiment, read: Iterable[ModuleType]) -> list[ModuleType]:
@@ -80,11 +103,9 @@ def _used(experiment: Experiment, read: Iterable[ModuleType]) -> list[ModuleType
     return [*_named(experiment), *(module for module in read if not _is_installed(module))]
 
 
-def _walk(
-    modules: Iterable[ModuleType], follows: Follows, known: Iterable[str] = ()
-) -> Iterator[tuple[str, ModuleType, bytes, CodeType]]:
-    """(`modules.NAME`, module, source, code) of these modules, but for the `known` names, and of those that `follows`
-    takes from the names that each may import. Raises `ConfigError` for a file that is no Python any more."""
+def _walk(modules: Iterable[ModuleType], known: Iterable[str]) -> Iterator[tuple[str, ModuleType, bytes, CodeType]]:
+    """(`modules.NAME`, module, source, code) of these modules, but for the `known` names, and of those near them
+    that each may import. Raises `ConfigError` for a file that is no Python any more."""
     left, seen = [*modules], set(known)
     while left:
         module = left.pop()
@@ -102,7 +123,7 @@ def _walk(
                 "(importlib.reload), or restart Python"
             ) from None
         yield key, module, source, code
-        left += follows(_imports(statements, module), module)
+        left += _near(_imports(statements, module), module)
 
 
 def _near(names: Iterable[str], module: ModuleType) -> list[ModuleType]:
@@ -118,7 +139,7 @@ def _own(names: Iterable[str], module: ModuleType) -> list[ModuleType]:
     return [other for other in found if other and (not _is_installed(other) or _beside(other, module))]
 
 
-_imported: dict[str, tuple[Any, str]] = {}  # by name: a module's spec, and the hash of its source when first seen
+_imported: dict[str, _Imported] = {}
 _loaded: dict[str, tuple[Any, Any]] = {}  # by name: a module's spec, and the code in its file when it was first seen
 
 
@@ -203,20 +224,19 @@ class Origin:
             if known:
                 origin._refuse(config_changes(known, experiment.dump()))
             check_given(experiment.yaml())
-        sources = [sys.modules[name] for name in _of_sources(experiment) if name in sys.modules]
-        origin.compare(module_fingerprints(experiment), [key for key, *_ in _walk(sources, _near)])
+        origin.compare(module_fingerprints(experiment))
         return origin
 
-    def compare(self, fingerprints: Mapping[str, Any], late: Collection[str] = ()) -> None:
+    def compare(self, fingerprints: Mapping[str, Any]) -> None:
         """Add these fingerprints to the record. Raises `DataError` or `ConfigError` for one that has changed. The
-        record may lack those of `late`."""
+        record may lack modules, which a run imports after it has begun: their importers are in it."""
         self._fingerprints |= fingerprints
         known = self._before.get("fingerprints") if self._before else None
         if known is not None:
             # the run failed before it had a model, or is of a flray that did not record them
-            unknown = {*OF_MODEL, *late} - known.keys()
+            unknown = {*OF_MODEL} - known.keys()
             changed = {n: (known.get(n), now) for n, now in fingerprints.items() if known.get(n) != now}
-            unknown |= {name for name in changed if name.startswith(f"{SCRIPT}:") and name not in known}
+            unknown |= {name for name in changed if name.startswith("modules.") and name not in {*known, SCRIPT}}
             self._refuse({name: change for name, change in changed.items() if name not in unknown})
 
     def follow(self, fingerprints: Mapping[str, str]) -> None:
@@ -296,7 +316,9 @@ def _named(experiment: Experiment) -> Iterator[ModuleType]:
     kinds = [type(section) for section in [*sections, *experiment.probes().values()] if section is not None]
     names = [*experiment.imports, *paths, *(base.__module__ for kind in kinds for base in kind.__mro__)]
     names += _of_entries((MODELS, experiment.model.name), (PARTITIONS, experiment.partition.name))
-    names += _of_sources(experiment)
+    # a source that is named by its import path counts once it has been read, which is after a new run has begun
+    read = [experiment.data, *([experiment.proxy] if experiment.proxy else [])]
+    names += _of_entries(*((SOURCES, section.source) for section in read))
     for name in dict.fromkeys(names):
         if name in sys.modules:
             yield sys.modules[name]
@@ -305,13 +327,6 @@ def _named(experiment: Experiment) -> Iterator[ModuleType]:
 def _of_entries(*entries: tuple[Registry, str]) -> list[str]:
     """The names of the modules that define these entries of tables."""
     return [table.get(name).__module__ for table, name in entries if table.has(name)]
-
-
-def _of_sources(experiment: Experiment) -> list[str]:
-    """Those that define the sources of data and of proxy data. One that is named by its import path counts once it has
-    been read, which is after a new run has begun."""
-    sections = [experiment.data, *([experiment.proxy] if experiment.proxy else [])]
-    return _of_entries(*((SOURCES, section.source) for section in sections))
 
 
 def _source_file(module: ModuleType) -> Path | None:

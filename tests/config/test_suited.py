@@ -128,6 +128,7 @@ class Between(FedAvg, frozen=True):
         (Cosine, {}, {"lr_decay": "linear"}),
         (Rates, {"lr_decay": 0.5}, {"lr_decay": 0.25}),
         (Between, {}, {"lr": 0.5}),
+        (Between, {}, {"lr_decay": 60}),
     ],
 )
 def test_an_algorithm_of_ones_own_reads_its_rate_and_its_decay_as_it_likes(monkeypatch, kind, options, change):

@@ -572,11 +572,23 @@ TABLE = {(row, column): [0.5] for row in range(100) for column in range(100)}
 )
 def test_of_large_data_in_a_container_little_is_read(monkeypatch, held, write):
     """At most 1 MiB in full, and small samples."""
-    pieces = list(attributes._pieces(held, attributes.DEPTH, attributes._Read(brief=True)))
+    pieces = list(attributes._pieces(held, attributes._Read(brief=True)))
     assert sum(map(len, pieces)) <= 2**20 + 100 * 2**12 and len(pieces) < 5000
     standing = standing_with(monkeypatch, held)
     standing.check("in a client")
     write()
+    refused(standing)
+
+
+class ByName(dict):
+    __getattr__ = dict.__getitem__  # raises KeyError
+
+
+def test_what_is_near_the_surface_counts_beside_many_rows(monkeypatch):
+    held = {"rows": [[0.5] * 10 for _ in range(600)], "seen": ByName(number=0)}
+    standing = standing_with(monkeypatch, held)
+    standing.check("in a client")
+    held["seen"]["number"] = 1
     refused(standing)
 
 

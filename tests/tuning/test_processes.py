@@ -89,6 +89,9 @@ def test_a_warning_of_a_process_is_shown_by_the_one_that_started_it(
     """Once, by its `showwarning`, which is the command's for its one line; with the place that Python shows; by its
     filters."""
     text = "import warnings\nwarnings.warn('of a cell', FutureWarning)\nwarnings.warn('silenced', UserWarning)\n"
+    text += (
+        "exec(compile('warnings.warn(\"of a script\", FutureWarning)', 'script.py', 'exec'))\n"  # which no module has
+    )
     (tmp_path / "warning_module.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.warns(FutureWarning):
@@ -99,7 +102,10 @@ def test_a_warning_of_a_process_is_shown_by_the_one_that_started_it(
     display = together(both, tmp_path / "grid")
     place = f"{tmp_path / 'warning_module.py'}:2"
     assert display.ended == ["finished"] * 2
-    assert shown == [f"{place}: FutureWarning: of a cell\n  warnings.warn('of a cell', FutureWarning)\n"]
+    assert shown == [
+        f"{place}: FutureWarning: of a cell\n  warnings.warn('of a cell', FutureWarning)\n",
+        "script.py:1: FutureWarning: of a script\n",
+    ]
     assert "of a cell" not in capfd.readouterr().err
 
 

@@ -108,7 +108,7 @@ def test_who_lost_the_folder_writes_nothing_more_to_the_study(tmp_path: Path) ->
 # what changes no trial ----------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("section", "forms"),
-    [("resources.client_actors", [1, 2]), ("checkpoint.every", {"linear": [1, 3]}), ("profile.rounds", [[1], [2]])],
+    [("resources.server.threads", [1, 2]), ("checkpoint.every", {"linear": [1, 3]}), ("profile.rounds", [[1], [2]])],
 )
 def test_a_new_sweep_over_what_changes_no_trial_is_refused(tmp_path: Path, section: str, forms: Any) -> None:
     """One that has begun goes on, and so does one with a constant; where a time is judged it is a sensible search."""
@@ -125,6 +125,16 @@ def test_a_new_sweep_over_what_changes_no_trial_is_refused(tmp_path: Path, secti
     check_folder(tmp_path / "new", iris_sweep(space=space, objective={"time/s": "min"}), resume=False)
     both = {"val/acc": "max", "time/round_s": "min"}
     check_folder(tmp_path / "new", iris_sweep(space=space, objective=both), resume=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "values"), [("resources.client_actors", [1, 2]), ("resources.client.num_cpus", {"linear": [1, 2]})]
+)
+def test_a_new_sweep_over_the_processes_of_a_trial_is_refused(tmp_path: Path, key: str, values: Any) -> None:
+    """Also where a time is judged: Ray Tune places all trials as the first one."""
+    searching = iris_sweep(space={"algorithm.lr": [0.1, 0.2], key: values}, objective={"time/s": "min"})
+    with pytest.raises(ConfigError, match=rf"space.{key}: all trials have the same processes; set it in"):
+        check_folder(tmp_path / "new", searching, resume=False)
 
 
 # sweep.yaml ----------------------------------------------------------------------------------------

@@ -58,13 +58,16 @@ def digest(value: Any, brief: bool = False) -> str:
     """The type and the digest of a value: its numbers, texts, tensors, generators, containers, and attributes of plain
     objects.
 
-    `brief`: a digest for comparisons in this process, in a few milliseconds. After `LARGE` bytes of tensors and arrays
-    a tensor counts by its counter of writes, and a NumPy array, which has none, by values at fixed random places, so
-    that a write into few others is not seen; a longer container than `LONG` counts by its length and a sample. An
-    object that is not the user's own counts by its type and identity: it may have locks and caches.
+    Of a value with more pieces than `PIECES` those nearest to its surface count.
+
+    `brief`: a digest for comparisons in this process, in a few milliseconds, of `BRIEF` pieces. After `LARGE` bytes
+    of tensors and arrays a tensor counts by its counter of writes, and a NumPy array, which has none, by values at
+    fixed random places, so that a write into few others is not seen; a longer container than `LONG` counts by its
+    length and a sample. An object that is not the user's own counts by its type and identity: it may have locks and
+    caches.
     """
     hasher = hashlib.blake2b(digest_size=16)
-    for piece in itertools.islice(_pieces(value, DEPTH, _Read(brief)), BRIEF if brief else PIECES):
+    for piece in itertools.islice(_pieces(value, _Read(brief)), BRIEF if brief else PIECES):
         hasher.update(piece)
         hasher.update(b"\0")
     return f"{type(value).__name__} {hasher.hexdigest()}"
@@ -193,7 +196,7 @@ class _Read:
 
     def __init__(self, brief: bool) -> None:
         self.brief = brief
-        self.objects: set[int] = set()
+        self.objects: dict[int, Any] = {}  # by id, which is another one's when an object is gone
         self.budget = float(LARGE) if brief else math.inf  # bytes of tensors and arrays that are still read in full
 
     def limit(self, size: int) -> int | None:
@@ -203,19 +206,33 @@ class _Read:
         return None if size <= limit else int(limit)
 
 
-def _pieces(value: Any, depth: int, read: _Read) -> Iterator[bytes]:
-    """The bytes that tell a value from others. An object that is met again, or lies deeper, counts by its type."""
+def _pieces(value: Any, read: _Read) -> Iterator[bytes]:
+    """The bytes that tell a value from others, breadth first. An object that is met again, or lies deeper than `DEPTH`,
+    counts by its type."""
+    waiting = collections.deque([(value, DEPTH)])
+    while waiting:
+        value, depth = waiting.popleft()
+        for piece in _here(value, depth, read):
+            if isinstance(piece, bytes):
+                yield piece
+            else:
+                waiting.extend((part, depth - 1) for part in piece)
+
+
+def _here(value: Any, depth: int, read: _Read) -> Iterator[bytes | list[Any]]:
+    """The bytes of a value itself, and what it holds."""
     if read.brief and type(value) in (str, bytes) and len(value) > SAMPLED:
         yield str(hash(value)).encode()  # Python keeps it with the text
         return
     if value is None or isinstance(value, int | float | complex | str | bytes | np.generic | itertools.count):
         yield repr(value).encode()
         return
-    value = getattr(value, "_torchdynamo_orig_callable", value)  # of a compiled function: what else it holds is torch's
+    if isinstance(value, types.FunctionType):  # of a compiled one: what else it holds is torch's
+        value = vars(value).get("_torchdynamo_orig_callable", value)
     yield type(value).__qualname__.encode()
     if isinstance(value, nn.Module | nn.Parameter) or depth == 0 or id(value) in read.objects:
         return
-    read.objects.add(id(value))
+    read.objects[id(value)] = value
     if read.brief and not _is_read(value):
         yield str(id(value)).encode()
     elif isinstance(value, Tensor):
@@ -235,8 +252,7 @@ def _pieces(value: Any, depth: int, read: _Read) -> Iterator[bytes]:
     else:
         size, parts = _parts(value, read.brief)
         yield str(size).encode()  # of a long one the first pieces count
-        for part in parts:
-            yield from _pieces(part, depth - 1, read)
+        yield parts
 
 
 def _tensor(value: Tensor, read: _Read) -> Iterator[bytes]:
