@@ -65,14 +65,8 @@ def imported_sources(experiment: Experiment) -> dict[str, str]:
     module of the user's that the experiment uses, in whatever folder it is; not for a script, which goes to actors by
     value."""
     found: dict[str, str] = {}
-    left, seen = _used(experiment, main_fingerprints(experiment)[1]), set()
-    while left:
-        module = left.pop()
-        key = f"modules.{module_name(module.__name__)}"
-        path = _source_file(module)
-        if key in seen or path is None:
-            continue
-        seen.add(key)
+    left = _used(experiment, main_fingerprints(experiment)[1])
+    for key, module, path in _reached(left, ()):
         if key not in _imported or _imported[key].spec is not module.__spec__:  # it is new, or was reloaded
             source = path.read_bytes()
             _imported[key] = _Imported(module.__spec__, checksum(source), _statements(source, module.__name__))
@@ -103,17 +97,23 @@ def _used(experiment: Experiment, read: Iterable[ModuleType]) -> list[ModuleType
     return [*_named(experiment), *(module for module in read if not _is_installed(module))]
 
 
+def _reached(left: list[ModuleType], known: Iterable[str]) -> Iterator[tuple[str, ModuleType, Path]]:
+    """(`modules.NAME`, module, file) of each of these modules, but for the `known` names; what the caller adds to
+    `left` comes, too."""
+    seen = set(known)
+    while left:
+        module = left.pop()
+        key, path = f"modules.{module_name(module.__name__)}", _source_file(module)
+        if key not in seen and path is not None:
+            seen.add(key)
+            yield key, module, path
+
+
 def _walk(modules: Iterable[ModuleType], known: Iterable[str]) -> Iterator[tuple[str, ModuleType, bytes, CodeType]]:
     """(`modules.NAME`, module, source, code) of these modules, but for the `known` names, and of those near them
     that each may import. Raises `ConfigError` for a file that is no Python any more."""
-    left, seen = [*modules], set(known)
-    while left:
-        module = left.pop()
-        key = f"modules.{module_name(module.__name__)}"
-        path = _source_file(module)
-        if key in seen or path is None:
-            continue
-        seen.add(key)
+    left = [*modules]
+    for key, module, path in _reached(left, known):
         source = path.read_bytes()
         try:
             code, statements = _compiled(source, module.__name__)
