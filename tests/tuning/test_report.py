@@ -30,6 +30,7 @@ from flray.tuning.report import (
     write_report,
     write_table,
 )
+from flray.tuning.results import SweepResult
 from flray.tuning.sweep_figures import (
     _importance,
     _parts,
@@ -488,15 +489,16 @@ def test_final_table_of_one_setting(tmp_path: Path) -> None:
     assert "Against" not in (tmp_path / "final.md").read_text()
 
 
-def test_the_final_table_is_of_the_sweeps_own_runs(tmp_path: Path) -> None:
+def test_the_final_table_is_of_the_sweeps_own_runs(single: FakeSweep) -> None:
     """A damaged run and another one that a user has put beside them stay out; so does a name without a run."""
-    final = tmp_path / "final"
+    final = single.root / "final"
     for name, value in {"best-seed7": 0.5, "best-seed8": 0.7, "mine": 0.1, "damaged": 0.1}.items():
         folder(final / name, config(seed=int(name[-1]) if name[-1].isdigit() else 9), [value])
     (final / "damaged" / "config.yaml").write_text("rounds: [")
     (final / MADE).write_text("best-seed8\nbest-seed7\nbest-seed9\n")
-    runs, over = final_table(tmp_path)
+    runs, over = final_table(single.root)
     assert runs["test/acc"].tolist() == [0.5, 0.7] and over["mean"].tolist() == pytest.approx([0.6])
+    assert [run.folder.name for run in SweepResult(single.root).final] == ["best-seed7", "best-seed8"]
 
 
 def test_a_figure_that_its_library_cannot_draw_leaves_the_others_in_a_report(
