@@ -234,7 +234,7 @@ class Origin:
         known = self._before.get("fingerprints") if self._before else None
         if known is not None:
             # the run failed before it had a model, or is of a flray that did not record them
-            unknown = {*OF_MODEL} - known.keys()
+            unknown = set(OF_MODEL) - known.keys()
             changed = {n: (known.get(n), now) for n, now in fingerprints.items() if known.get(n) != now}
             unknown |= {name for name in changed if name.startswith("modules.") and name not in {*known, SCRIPT}}
             self._refuse({name: change for name, change in changed.items() if name not in unknown})
