@@ -92,12 +92,12 @@ class Replay:
         if checkpoint.checkpoints(self.folder, at_most=round):
             check_names(self._run, self.runtime)
         saved = self.executor.call_store(StoredServer.load, at_most=round)
-        if saved is not None and saved.done == round and saved.phase != "round":
-            # from before the task's end
+        beyond = saved is not None and saved.done == round and saved.phase != "round"
+        if beyond:  # of the task's end or the next one's beginning
             saved = self.executor.call_store(StoredServer.load, at_most=round, after=("round",))
         if saved is not None:
             self.position = saved
-        elif round < self.round or self.position.phase != "round":
+        elif beyond or round < self.round or self.position.phase != "round":
             self.server.restore(self._initial)
             self.position = START
         while self.round < round:

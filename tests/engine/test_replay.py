@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import torch
 import flray
 from flray.core.network.threads import threads
 from flray.engine.replay import Replay
+from tests.support.continual import LOCAL, SCENARIOS, config
 from tests.support.tasks import BASE
 
 CONFIG = {**BASE, "rounds": 2}
@@ -109,6 +111,20 @@ def test_clients_states_go_back_with_the_server(store: str, tmp_path: Path) -> N
     rows = run.clients.query("done == 2").set_index("client")["train/loss"].to_dict()
     assert {client: row["train/loss"] for client, _, row in replay.clients()} == rows and len(rows) == 4
     assert not (run.folder / "checkpoints" / "round-000001").exists()
+
+
+@pytest.mark.parametrize("name", ["mfcl", "fot"])
+def test_the_state_before_a_tasks_end_is_not_that_after_it(tmp_path: Path, name: str) -> None:
+    """Also where no checkpoint of before is left, and the replay has to begin anew."""
+    kept = {"resources": LOCAL, "checkpoint": {"every": 1, "keep": 9}}
+    run = flray.run(config(name, **SCENARIOS["tasks"], **kept), out=tmp_path / "run", progress=False)
+    stored = Replay(run.folder).goto(2)
+    assert (run.folder / "checkpoints" / "round-000002").is_dir() and stored.position.phase == "round"
+    for path in (run.folder / "checkpoints").glob("round-00000[12]"):
+        shutil.rmtree(path)
+    assert [path.name for path in (run.folder / "checkpoints").glob("round-000002-*")]
+    again = Replay(run.folder).goto(2)
+    assert again.position == stored.position and torch.equal(again.state.w, stored.state.w)
 
 
 def test_a_replays_clients_leave_the_generators_and_the_threads_of_their_reader_alone(tmp_path: Path) -> None:
