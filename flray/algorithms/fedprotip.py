@@ -203,7 +203,10 @@ class FedProTIP(TaskPrediction[ProTIPDown, ProTIPLocalState], frozen=True):
         features, first_task, rank = torch.cat(parts), ctx.clock.task == 0, None
         if self.space_rank == "fixed":
             first = first_task and not broadcast.spaces
-            rank = space_rank(ctx.population, first_task, first, self.space_first, self.space_later)
+            ranks = self.space_first, self.space_later
+            rank = space_rank(ctx.population, first_task, first, *ranks)
+            if first and self.merge == "parallel":  # it may be any of the clients: the server cuts
+                rank = max(rank, space_rank(ctx.population, True, False, *ranks))
         spaces = tuple({SPACE: block} for block in broadcast.spaces)
         space = self.directions(ctx, features.T, spaces, SPACE, rank)
         y, count, moments = torch.cat(labels), len(ctx.in_use.new), None
