@@ -82,4 +82,6 @@ class Clip(Transform, frozen=True):
 def clipped(x: Tensor, norm: float) -> Tensor:
     """`x [P]` scaled to a norm of at most `norm`, `x` itself if it is within; all NaN if its norm is NaN."""
     length = float(x.norm())
+    if math.isinf(length):  # its square overflows in float32
+        length = float(x.double().norm())
     return x if length <= norm else x * (norm / length)

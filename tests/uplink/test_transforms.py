@@ -15,7 +15,7 @@ from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
 from flray.engine.health import reported
 from flray.uplink import Received, Receiver, Sender, Sent, TopK, Uplink
 from flray.uplink.attack import attackers
-from flray.uplink.clip import Clip
+from flray.uplink.clip import Clip, clipped
 from flray.uplink.gaussian import Gaussian
 from flray.uplink.scaled import Scaled
 from flray.uplink.sign_flip import SignFlip
@@ -53,6 +53,11 @@ def test_clipping_scales_to_the_norm_and_leaves_what_is_within():
     assert lost.isnan().all(), "an update that cannot be measured is not sent unclipped"
     both = way(Clip(norm=1.0), Clip(norm=0.5))
     assert float(both.w.norm()) == pytest.approx(0.5) and both.norm == 0.5
+
+
+def test_an_exploding_update_is_clipped_where_its_square_overflows():
+    """(3, 4) x 1e25 has norm 5e25, whose square float32 cannot hold: the update became 0, as if nothing had changed."""
+    torch.testing.assert_close(clipped(torch.tensor([3e25, 4e25]), 2.0), torch.tensor([1.2, 1.6]))
 
 
 def test_attackers_are_a_share_that_stays_and_hangs_on_the_occurrence():
