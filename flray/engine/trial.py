@@ -650,12 +650,13 @@ def _check_own(what: str, module: nn.Module, given: Tensor, x: Tensor, logits: T
         return
     finally:
         module.train(training)
-    if apart is not None and not (apart.shape == logits.shape and torch.allclose(apart, logits, 1e-3, 1e-4)):
+    if apart is not None and not (apart.shape == logits.shape and torch.allclose(apart.to(logits), logits, 1e-3, 1e-4)):
         raise ConfigError(
             f"{what}: head(features(x)) is not forward(x), and methods that read features need both alike; return "
             "self.head(self.features(x)) from forward, or give features another name"
         )
-    if logits.shape[1:] != (1,) and bool((logits >= 0).all()) and torch.allclose(logits.sum(-1), torch.ones(())):
+    sums = logits.sum(-1)
+    if logits.shape[1:] != (1,) and bool((logits >= 0).all()) and torch.allclose(sums, torch.ones_like(sums)):
         warn(
             f"{what}: its outputs are probabilities (they sum to 1), and the loss takes logits; leave softmax out",
             NetworkWarning,
