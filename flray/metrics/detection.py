@@ -1,9 +1,9 @@
 """Scores of alarms against labelled rounds: precision, recall, F1, delay.
 
 A late detector is right about a segment and wrong about its first rounds, so there are two counts: by round (point),
-and point-adjusted, in which an alarm that begins inside a segment counts for all its rounds. Anomaly detection adjusts at
-any alarm inside (Xu et al., WWW 2018); this is stricter: an alarm that was on before the segment has no delay and no
-adjustment, else a detector that never switches off would be perfect.
+and point-adjusted, in which an alarm that begins inside a segment counts for all its rounds. Anomaly detection adjusts
+at any alarm inside (Xu et al., WWW 2018). This is stricter: an alarm that was on before the segment has no delay and
+no adjustment, else a detector that never switches off would be perfect.
 """
 
 from __future__ import annotations

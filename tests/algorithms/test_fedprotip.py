@@ -79,7 +79,7 @@ def test_what_a_tasks_end_adds(tmp_path):
 
 @pytest.mark.parametrize("merge", ["parallel", "sequential"])
 def test_others_give_their_share_where_it_is_more_than_the_first_clients(tmp_path, merge):
-    """The first client gives 2, each of the three others floor(60 / 3) = 20, and 4 x 15 in the second task (spec 1.4):
+    """The first client gives 2, each of the three others floor(60 / 3) = 20, and 4 x 15 in the second task:
     in parallel each of the others gave 2, too."""
     _, last = to_the_end(local(tmp_path, lr=0.01, merge=merge, space_first=2, space_later=60))
     assert last.spaces[0].shape[1] == 2 + 3 * 20
