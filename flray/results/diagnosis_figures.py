@@ -48,6 +48,27 @@ SIDES = {"local gradient": "--", "step taken": "-"}  # of cosines
 Given = Iterable["Axes"] | None
 
 
+class DiagnosticFigure(NamedTuple):
+    """A figure, with its title and note in a report."""
+
+    figure: Callable[..., Figure]
+    title: str
+    note: str
+
+
+FIGURES: dict[str, DiagnosticFigure] = {}
+
+
+def _diagnostic(title: str, note: str) -> Callable[[Callable[..., Figure]], Callable[..., Figure]]:
+    """Puts a figure into `FIGURES`, under the name of its function."""
+
+    def put(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+        FIGURES[draw.__name__] = DiagnosticFigure(draw, title, note)
+        return draw
+
+    return put
+
+
 # data ----------------------------------------------------------------------------------------------
 def averaged(
     runs: Sequence[Run], table: Callable[[Run], pandas.DataFrame], key: str = "done"
@@ -90,6 +111,117 @@ def stages(tables: Mapping[str, pandas.DataFrame]) -> list[str]:
     return [stage for stage in known if stage != "global" or not same]
 
 
+# lines ---------------------------------------------------------------------------------------------
+def _lines(
+    tables: Mapping[str, pandas.DataFrame],
+    columns: Mapping[tuple[str, str], str],
+    axes: Given,
+    styles: Mapping[str, str] = {"": "-"},
+    x: tuple[str, str] = ("done", "round"),
+    y: str = "",
+    scale: float = 1.0,
+    zero: bool = False,
+    **size: Any,
+) -> list[Any]:
+    """A panel for each of the columns', with its lines and one legend; `x`: the column of the tables and its label,
+    `zero`: with a line at 0. Returns the panels."""
+    frame = tidy(tables, columns, x[0])
+    frame["y"] *= scale
+    names = list(dict.fromkeys(frame["panel"]))
+    panels = facets(axes, names, 0.6 + 3.4 * max(2, len(names)), **size)
+    for panel, name in zip(panels, names, strict=True):
+        if zero:
+            panel.axhline(0, color=GREY, linewidth=1)
+        draw_lines(panel, frame[frame["panel"] == name], styles)
+        plain(panel, x[1] if x[0] in ("done", "step") else "")
+        panel.set_xlabel(x[1])
+    if y:
+        panels[0].set_ylabel(y)
+    _legend(panels[-1], frame, styles, axes)
+    return panels
+
+
+def _legend(panel: Any, frame: pandas.DataFrame, styles: Mapping[str, str], axes: Given) -> None:
+    shown = {style: dashes for style, dashes in styles.items() if style and (frame["style"] == style).any()}
+    legend(panel, dict.fromkeys(frame["setting"]), shown, axes is None)
+
+
+@_diagnostic(
+    "What local training forgets",
+    "the clients' models after local training, and their aggregate, on the global test set",
+)
+def local_forgetting(folders: Folders, axes: Given = None) -> Figure:
+    """Accuracy on the global test set over rounds, of the clients' local models and of their aggregate: on the classes
+    that the client holds, and on the others (FedSOL Figure 7).
+
+    The received model is the aggregate of the round before, so it has no line of its own.
+    """
+    tables = averaged(open_runs(folders), diagnoses.recovery)
+    words = {"in": "classes that a client holds", "out": "the other classes: what it forgets"}
+    columns = {
+        (title, STAGES[stage][0]): f"{part}_{stage}" for part, title in words.items() for stage in stages(tables)
+    }
+    look: dict[str, Any] = {"y": "accuracy on the test set (%)", "scale": 100, "sharey": True}
+    panels = _lines(tables, columns, axes, dict(STAGES.values()), **look)
+    for panel in panels:  # after all are drawn: they share the axis
+        end_at_all(panel)
+    return figure_of(panels[0])
+
+
+@_diagnostic("Conflicts along local training", "cosines; a step below 0 undoes what should be remembered")
+def conflict(folders: Folders, axes: Given = None) -> Figure:
+    """Cosine of local steps with the gradients that they may oppose, along local training (FedSOL Figure 3). Dashed:
+    the local gradient; solid: the step taken."""
+    tables, label = along_steps(open_runs(folders))
+    panels = _cosines(tables, axes, ("step", label))
+    for panel in panels:
+        panel.set_ylim(-1, 1)
+    return figure_of(panels[0])
+
+
+def conflict_over(folders: Folders, key: str, axes: Given = None) -> Figure:
+    """:func:`conflict` over `key`, a numeric key in which the runs differ (FedSOL Figure 3(a): the `proximal` one over
+    rho).
+
+    A point is the mean over clients, rounds and steps, and over the seeds of a combination of the other keys. Raises
+    `ConfigError` for a key that does not vary or is not numeric.
+    """
+    import pandas
+
+    runs = open_runs(folders)
+    frame = compare(runs)
+    key = key_named(frame, key)
+    others = [name for name in keys_of(frame) if name != key]
+    exact, rows = digits_lost(frame, others), []
+    for run, row in zip(runs, frame.to_dict("records"), strict=True):
+        try:
+            place = float(row[key])
+        except (TypeError, ValueError):
+            raise ConfigError(f"{run.place}: {key} is {row[key]}; this picture is over numbers") from None
+        setting = describe({name: row[name] for name in others}, exact)
+        rows.append({**diagnoses.conflict(run).mean(), "setting": setting, "at": place})
+    means = pandas.DataFrame(rows).groupby(["setting", "at"], sort=False).mean().reset_index("at").sort_values("at")
+    tables = {str(name): table for name, table in means.groupby("setting", sort=False)}
+    return figure_of(_cosines(tables, axes, ("at", heading(key)))[0])
+
+
+def _cosines(tables: Mapping[str, pandas.DataFrame], axes: Given, x: tuple[str, str]) -> list[Any]:
+    columns = {
+        (f"with the {kind} gradient", side): f"{what}_{kind}"
+        for kind in diagnoses.AGAINST
+        for what, side in zip(("cos", "move"), SIDES, strict=True)
+    }
+    return _lines(tables, columns, axes, SIDES, x, "cosine; below 0: conflict", zero=True, sharey=True)
+
+
+def losses_along(folders: Folders, axes: Given = None) -> Figure:
+    """The losses that local steps may increase, over local steps, a panel for each kind (FedSOL Figure 3(b): L_p,
+    the `proximal` one). Means over seeds, clients and rounds."""
+    tables, label = along_steps(open_runs(folders))
+    columns = {(f"{kind} loss along local training", ""): f"loss_{kind}" for kind in diagnoses.AGAINST}
+    return figure_of(_lines(tables, columns, axes, x=("step", label), y="loss before the step (nats)")[0])
+
+
 def along_steps(runs: Sequence[Run]) -> tuple[dict[str, pandas.DataFrame], str]:
     """(`diagnoses.conflict` by local step, by setting; the label of the steps' axis).
 
@@ -102,154 +234,7 @@ def along_steps(runs: Sequence[Run]) -> tuple[dict[str, pandas.DataFrame], str]:
     return known, f"local step (of {100 * REACHED:.0f} % of the clients or more)" if cut else "local step"
 
 
-# lines ---------------------------------------------------------------------------------------------
-def _lines(
-    frame: pandas.DataFrame,
-    axes: Given,
-    styles: Mapping[str, str],
-    x: str = "round",
-    y: str = "",
-    zero: bool = False,
-    integers: bool = True,
-    **size: Any,
-) -> list[Any]:
-    """A panel for each of the frame's, with its lines and one legend; `zero`: with a line at 0. Returns the panels."""
-    names = list(dict.fromkeys(frame["panel"]))
-    panels = facets(axes, names, **size)
-    for panel, name in zip(panels, names, strict=True):
-        if zero:
-            panel.axhline(0, color=GREY, linewidth=1)
-        draw_lines(panel, frame[frame["panel"] == name], styles)
-        plain(panel, x if integers else "")
-        panel.set_xlabel(x)
-    if y:
-        panels[0].set_ylabel(y)
-    shown = {style: dashes for style, dashes in styles.items() if style and (frame["style"] == style).any()}
-    legend(panels[-1], dict.fromkeys(frame["setting"]), shown, axes is None)
-    return panels
-
-
-def local_forgetting(folders: Folders, axes: Given = None) -> Figure:
-    """Accuracy on the global test set over rounds, of the clients' local models and of their aggregate: on the classes
-    that the client holds, and on the others (FedSOL Figure 7).
-
-    The received model is the aggregate of the round before, so it has no line of its own.
-    """
-    tables = averaged(open_runs(folders), diagnoses.recovery)
-    words = {"in": "classes that a client holds", "out": "the other classes: what it forgets"}
-    columns = {
-        (title, STAGES[stage][0]): f"{part}_{stage}" for part, title in words.items() for stage in stages(tables)
-    }
-    frame = tidy(tables, columns)
-    frame["y"] *= 100
-    panels = _lines(frame, axes, dict(STAGES.values()), y="accuracy on the test set (%)", sharey=True)
-    for panel in panels:  # after all are drawn: they share the axis
-        end_at_all(panel)
-    return figure_of(panels[0])
-
-
-def conflict(folders: Folders, axes: Given = None) -> Figure:
-    """Cosine of local steps with the gradients that they may oppose, along local training (FedSOL Figure 3). Dashed:
-    the local gradient; solid: the step taken."""
-    tables, label = along_steps(open_runs(folders))
-    kinds = [kind for kind in diagnoses.AGAINST if has(tables, f"cos_{kind}")]
-    columns = {
-        (f"with the {kind} gradient", side): f"{what}_{kind}"
-        for kind in kinds
-        for what, side in zip(("cos", "move"), SIDES, strict=True)
-    }
-    width = 0.6 + 3.4 * len(kinds)
-    panels = _lines(
-        tidy(tables, columns, "step"), axes, SIDES, label, "cosine; below 0: conflict", True, width=width, sharey=True
-    )
-    for panel in panels:
-        panel.set_ylim(-1, 1)
-    return figure_of(panels[0])
-
-
-def losses_along(folders: Folders, axes: Given = None) -> Figure:
-    """The losses that local steps may increase, over local steps, a panel for each kind (FedSOL Figure 3(b): L_p,
-    the `proximal` one). Means over seeds, clients and rounds."""
-    tables, label = along_steps(open_runs(folders))
-    columns = {(f"{kind} loss along local training", ""): f"loss_{kind}" for kind in diagnoses.AGAINST}
-    frame = tidy(tables, columns, "step")
-    width = 0.6 + 3.4 * max(2, frame["panel"].nunique())
-    return figure_of(_lines(frame, axes, {"": "-"}, label, "loss before the step (nats)", width=width)[0])
-
-
-def conflict_over(folders: Folders, key: str, axes: Given = None) -> Figure:
-    """Cosine of local steps with the gradients that they may oppose, over `key`, a numeric key in which the runs
-    differ; a panel for each kind (FedSOL Figure 3(a): the `proximal` one over rho).
-
-    A point is the mean over the seeds of a combination of the other keys. Dashed: the local gradient; solid: the step
-    taken. Means over clients, rounds and steps. Raises `ConfigError` for a key that does not vary or is not numeric.
-    """
-    import pandas
-
-    runs = open_runs(folders)
-    frame = compare(runs)
-    key, rows = key_named(frame, key), []
-    others = [name for name in keys_of(frame) if name != key]
-    exact = digits_lost(frame, others)
-    for run, row in zip(runs, frame.to_dict("records"), strict=True):
-        try:
-            place = float(row[key])
-        except (TypeError, ValueError):
-            raise ConfigError(f"{run.place}: {key} is {row[key]}; this picture is over numbers") from None
-        means = diagnoses.conflict(run).mean()
-        setting = describe({name: row[name] for name in others}, exact)
-        rows += [
-            {"panel": f"with the {kind} gradient", "setting": setting, "style": side, "x": place, "y": means[column]}
-            for kind in diagnoses.AGAINST
-            for what, side in zip(("cos", "move"), SIDES, strict=True)
-            if (column := f"{what}_{kind}") in means
-        ]
-    over = pandas.DataFrame(rows).groupby(["panel", "setting", "style", "x"])["y"].mean().reset_index()
-    width = 0.6 + 3.4 * max(2, over["panel"].nunique())
-    panels = _lines(over, axes, SIDES, heading(key), "cosine; below 0: conflict", True, False, width=width, sharey=True)
-    return figure_of(panels[0])
-
-
-def divergence(folders: Folders, axes: Given = None) -> Figure:
-    """Weight divergence over rounds (FedSOL Figure 6): of clients from the global model and from each other."""
-    title = "weight divergence after local training"
-    styles = {"client to global model": "-", "client to client (weighted RMS)": "--"}
-    columns = dict(zip([(title, style) for style in styles], ("distance", "between"), strict=True))
-    frame = tidy(averaged(open_runs(folders), diagnoses.divergence), columns)
-    (panel,) = _lines(frame, axes, styles, y="Euclidean distance of parameters", width=7.2)
-    panel.set_ylim(bottom=0)
-    return figure_of(panel)
-
-
-def heterogeneity(folders: Folders, axes: Given = None) -> Figure:
-    """zeta and descent at the start of each round: how far the clients' gradients are from the global gradient, and
-    how much of a descent along it they share."""
-    words = {
-        ("zeta: distance of clients' gradients from the global one", ""): "zeta",
-        ("descent: share of a global descent in them", ""): "descent",
-    }
-    return figure_of(_lines(tidy(averaged(open_runs(folders), diagnoses.heterogeneity), words), axes, {"": "-"})[0])
-
-
-def latent_forgetting(folders: Folders, axes: Given = None) -> Figure:
-    """The size of the global update, and with `gradients_every` the gradients at the global model (FedMemo, section
-    G); a panel for each number that a run has."""
-    cosine = "its cosine with the clients'"
-    words = {
-        ("variance of the weight update", ""): "wv",
-        ("variance of the public data's gradient", ""): "gradient_variance",
-        (cosine, ""): "cosine",
-        ("trace of the Fisher information", ""): "fisher_trace",
-    }
-    frame = tidy(averaged(open_runs(folders), diagnoses.gradients), words)
-    panels = _lines(frame, axes, {"": "-"}, width=max(7.2, 3.4 * frame["panel"].nunique()), height=3.6)
-    for panel in panels:
-        if panel.get_title(loc="left") != cosine:
-            panel.set_yscale("log")
-    return figure_of(panels[0])
-
-
-# points and bars -----------------------------------------------------------------------------------
+@_diagnostic("Memory drift", "how far answers on public data move, and the correlation with accuracy")
 def memory(folders: Folders, axes: Given = None) -> Figure:
     """Memory loss over rounds; beside it the memory loss of the local models against the accuracy, a point a round,
     with Pearson's r.
@@ -265,8 +250,7 @@ def memory(folders: Folders, axes: Given = None) -> Figure:
     draw_lines(over, frame, styles)
     plain(over, "round")
     over.set_ylabel("memory loss (KL, nats)")
-    shown = {style: styles[style] for style in dict.fromkeys(frame["style"])}
-    legend(over, dict.fromkeys(frame["setting"]), shown, axes is None)
+    _legend(over, frame, styles, axes)
     correlated = ["a point a round"]
     for label, seeds, look in _settings(runs):
         for table in map(diagnoses.memory, seeds):
@@ -275,30 +259,35 @@ def memory(folders: Folders, axes: Given = None) -> Figure:
         known = [found["loss_after"] for run in seeds if "loss_after" in (found := diagnoses.correlations(run))]
         correlated += [f"{label}: {_of_seeds(known)}"] if known else []
     beside.set_title("\n".join(correlated), fontsize=9, loc="left")  # inside, they would cover points
-    beside.set_ylabel(axis_label("test/acc"))
-    beside.set_xlabel("memory loss of the local models (KL, nats)")
+    beside.set(xlabel="memory loss of the local models (KL, nats)", ylabel=axis_label("test/acc"))
     plain(beside)
     return figure_of(over)
 
 
-def _settings(runs: Sequence[Run]) -> list[tuple[str, list[Run], dict[str, Any]]]:
-    """The settings of runs: label, runs, and the look of their points."""
-    labels = by_setting(runs)
-    looks = zip(labels.items(), colours_of(labels), markers_of(labels), strict=True)
-    return [
-        (label, list(seeds.values()), {"color": colour, "marker": marker, "linewidth": 0})
-        for (label, seeds), colour, marker in looks
-    ]
+@_diagnostic("Weight divergence", "how far clients move from the global model and each other")
+def divergence(folders: Folders, axes: Given = None) -> Figure:
+    """Weight divergence over rounds (FedSOL Figure 6): of clients from the global model and from each other."""
+    title = "weight divergence after local training"
+    styles = {"client to global model": "-", "client to client (weighted RMS)": "--"}
+    columns = dict(zip([(title, style) for style in styles], ("distance", "between"), strict=True))
+    tables = averaged(open_runs(folders), diagnoses.divergence)
+    (panel,) = _lines(tables, columns, axes, styles, y="Euclidean distance of parameters")
+    panel.set_ylim(bottom=0)
+    return figure_of(panel)
 
 
-def _of_seeds(correlations: Sequence[diagnoses.Correlation]) -> str:
-    """Pearson's r and p of the seeds of a setting; their range for more than two."""
-    if len(correlations) < 3:
-        return ", ".join(f"r {one.r:.2f} (p {one.p:.1g})" for one in correlations)
-    r, p = np.array([(one.r, one.p) for one in correlations]).T
-    return f"r {r.min():.2f} to {r.max():.2f}, p {p.min():.1g} to {p.max():.1g}, {len(correlations)} seeds"
+@_diagnostic("Heterogeneity", "zeta and descent where each round begins")
+def heterogeneity(folders: Folders, axes: Given = None) -> Figure:
+    """zeta and descent at the start of each round: how far the clients' gradients are from the global gradient, and
+    how much of a descent along it they share."""
+    columns = {
+        ("zeta: distance of clients' gradients from the global one", ""): "zeta",
+        ("descent: share of a global descent in them", ""): "descent",
+    }
+    return figure_of(_lines(averaged(open_runs(folders), diagnoses.heterogeneity), columns, axes)[0])
 
 
+@_diagnostic("Layer by layer", "FedSOL's Lambda, and how far each layer moves in local training")
 def layers(folders: Folders, axes: Given = None) -> Figure:
     """Mean of FedSOL's Lambda, and the distance that each layer moves, by layer (FedSOL Figure 5b)."""
     tables = averaged(open_runs(folders), diagnoses.layers, "layer")
@@ -315,6 +304,25 @@ def layers(folders: Folders, axes: Given = None) -> Figure:
     return figure_of(panels[0])
 
 
+@_diagnostic("Size of the update, and gradients", "an update that shrinks may be one that forgets")
+def latent_forgetting(folders: Folders, axes: Given = None) -> Figure:
+    """The size of the global update, and with `gradients_every` the gradients at the global model (FedMemo, section
+    G); a panel for each number that a run has."""
+    cosine = "its cosine with the clients'"
+    columns = {
+        ("variance of the weight update", ""): "wv",
+        ("variance of the public data's gradient", ""): "gradient_variance",
+        (cosine, ""): "cosine",
+        ("trace of the Fisher information", ""): "fisher_trace",
+    }
+    panels = _lines(averaged(open_runs(folders), diagnoses.gradients), columns, axes, height=3.6)
+    for panel in panels:
+        if panel.get_title(loc="left") != cosine:
+            panel.set_yscale("log")
+    return figure_of(panels[0])
+
+
+@_diagnostic("FedSOL's propositions", "a point on the line is a step in which the proposition is exact")
 def propositions(folders: Folders, axes: Given = None) -> Figure:
     """Both sides of FedSOL's propositions; a point is a local step, and on the line they are equal."""
     from matplotlib.ticker import MaxNLocator
@@ -338,37 +346,19 @@ def propositions(folders: Folders, axes: Given = None) -> Figure:
     return figure_of(panels[0])
 
 
-class DiagnosticFigure(NamedTuple):
-    """A figure, with its title and note in a report."""
+def _settings(runs: Sequence[Run]) -> list[tuple[str, list[Run], dict[str, Any]]]:
+    """The settings of runs: label, runs, and the look of their points."""
+    labels = by_setting(runs)
+    looks = zip(labels.items(), colours_of(labels), markers_of(labels), strict=True)
+    return [
+        (label, list(seeds.values()), {"color": colour, "marker": marker, "linewidth": 0})
+        for (label, seeds), colour, marker in looks
+    ]
 
-    figure: Callable[..., Figure]
-    title: str
-    note: str
 
-
-FIGURES: Mapping[str, DiagnosticFigure] = {
-    "local_forgetting": DiagnosticFigure(
-        local_forgetting,
-        "What local training forgets",
-        "the clients' models after local training, and their aggregate, on the global test set",
-    ),
-    "conflict": DiagnosticFigure(
-        conflict, "Conflicts along local training", "cosines; a step below 0 undoes what should be remembered"
-    ),
-    "memory": DiagnosticFigure(
-        memory, "Memory drift", "how far answers on public data move, and the correlation with accuracy"
-    ),
-    "divergence": DiagnosticFigure(
-        divergence, "Weight divergence", "how far clients move from the global model and each other"
-    ),
-    "heterogeneity": DiagnosticFigure(heterogeneity, "Heterogeneity", "zeta and descent where each round begins"),
-    "layers": DiagnosticFigure(
-        layers, "Layer by layer", "FedSOL's Lambda, and how far each layer moves in local training"
-    ),
-    "latent_forgetting": DiagnosticFigure(
-        latent_forgetting, "Size of the update, and gradients", "an update that shrinks may be one that forgets"
-    ),
-    "propositions": DiagnosticFigure(
-        propositions, "FedSOL's propositions", "a point on the line is a step in which the proposition is exact"
-    ),
-}
+def _of_seeds(correlations: Sequence[diagnoses.Correlation]) -> str:
+    """Pearson's r and p of the seeds of a setting; their range for more than two."""
+    if len(correlations) < 3:
+        return ", ".join(f"r {one.r:.2f} (p {one.p:.1g})" for one in correlations)
+    r, p = np.array([(one.r, one.p) for one in correlations]).T
+    return f"r {r.min():.2f} to {r.max():.2f}, p {p.min():.1g} to {p.max():.1g}, {len(correlations)} seeds"
