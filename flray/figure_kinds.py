@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from flray.core.schema.errors import ConfigError, unknown
 
@@ -17,10 +16,6 @@ OPTIONS = {  # of each kind
     "regions": ("rounds", "models"),
     "landscape": ("round", "directions", "points", "span"), "ablation": ("metric", "axis"), "ranks": ("metric",),
     "timeline": (), "conflict": ("metric", "axis"),
-}  # fmt: skip
-DEFAULTS: Mapping[str, Any] = {
-    "metric": "test/acc", "x": "rounds", "axis": None, "mode": None, "rounds": None, "models": "local,after",
-    "round": None, "directions": "eigen", "points": 21, "span": 1.0,
 }  # fmt: skip
 KINDS = tuple(dict.fromkeys((*OPTIONS, *DIAGNOSED)))
 
