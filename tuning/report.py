@@ -21,7 +21,7 @@ from flray.results.rendering import csv, shown_value
 from flray.results.report_page import Lead, PageSection
 from flray.rundir.folder import is_run
 from flray.rundir.reader import runs_below
-from flray.tuning.sweep_figures import Skip, canvas, draw, figures_of
+from flray.tuning.sweep_figures import Skip, draw, figures_of
 from flray.tuning.trials import (
     Direction,
     Opened,
@@ -219,23 +219,10 @@ def _pictures(sweep: Opened, frame: pandas.DataFrame) -> list[PageSection]:
     for name, figure in figures_of(sweep, frame):
         note, title = NOTES[name.partition("-")[0]], f"{sweep.name}: {' '.join(map(as_written, name.split('-')))}"
         try:
-            with suppress(Skip, FlrayError), canvas():  # too few trials, one parameter; a trial's damaged folder
+            with suppress(Skip, FlrayError):  # too few trials, one parameter; a trial's damaged folder
                 drawn = figure()
-                _restyle(drawn)
+                drawn.suptitle("")
                 pictures.append(PageSection(title, note, None, svg(drawn, f"sweep-{name}")))
         except Exception as error:  # of the library that draws it; the rest of the page stays
             LOGGER.warning(f"left out: the figure {name} of {sweep.folder}: {failure(error)}")
     return pictures
-
-
-def _restyle(figure: Any) -> None:
-    """Gives Optuna's figures the report's style, without white lines on a grey ground."""
-    figure.suptitle("")
-    for axis in figure.axes:
-        axis.grid(axis.get_label() != "<colorbar>", color="#e4e7eb", linewidth=0.6)
-        axis.set_axisbelow(True)
-        axis.tick_params(colors="#000000")
-        for part in (axis.xaxis.label, axis.yaxis.label):
-            part.set_color("#000000")
-        for spine in axis.spines.values():
-            spine.set_color("#000000")

@@ -1,12 +1,11 @@
-"""The figures of a sweep: the history, the Pareto front over all studies and the learning curves of its trials, and
-Optuna's own plots of its studies."""
+"""The figures of a sweep: the history, the Pareto front over all studies and the learning curves of its trials, the
+importance of its parameters, and the objective over each of them."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from flray.algorithms import as_written
 from flray.core.schema.errors import CheckpointError
 from flray.metrics.names import LAST
 from flray.results.colours import colours_of, markers_of
-from flray.results.figures import at_whole_numbers, axis_label, plain, save
+from flray.results.figures import at_whole_numbers, axis_label, few_log_ticks, figure_of, grid_of, one_axis, save
 from flray.results.intervals import is_share
 from flray.rundir.reader import Run
 from flray.tuning.config import CUMULATIVE, RECENT
@@ -51,8 +50,7 @@ def draw(sweep: Opened, frame: pandas.DataFrame) -> tuple[tuple[Path, ...], tupl
     for name, figure in figures_of(sweep, frame):
         path = sweep.folder / "figures" / f"{name}.png"
         try:
-            with canvas():  # a new one each: Optuna's style stays its own
-                drawn.append(save(figure(), path))
+            drawn.append(save(figure(), path))
         except Skip as reason:
             skipped.append(f"{path.name}: {reason}")
         except Exception as error:
@@ -63,8 +61,7 @@ def draw(sweep: Opened, frame: pandas.DataFrame) -> tuple[tuple[Path, ...], tupl
 def figures_of(sweep: Opened, frame: pandas.DataFrame) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The names of the figures, and the functions that draw them."""
     several = len(sweep.objectives) > 1
-    with canvas():
-        parts = _parts(sweep)
+    parts = _parts(sweep)
     for place, objective in enumerate(sweep.objectives):
         end = f"-{objective.replace('/', '_')}" if several else ""
         yield f"history{end}", partial(history_figure, sweep, frame, objective)
@@ -84,8 +81,8 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
     if not (frame["state"] == "finished").any():
         raise Skip("no trial has finished")
     studies = [rows for _, rows in frame.groupby("study")] if "study" in frame else [frame]
-    figure, axes = panels(1, len(studies), (2 + 7 * len(studies), 4.6), sharey=True)
-    for axis, rows in zip(axes[0], studies, strict=True):
+    axes = grid_of(None, len(studies), "", (2 + 7 * len(studies), 4.6), len(studies), sharey=True)
+    for axis, rows in zip(axes, studies, strict=True):
         for state, (colour, *_, above) in LINES.items():
             trials = rows[rows["state"] == state]
             known, unknown = trials.dropna(subset=objective), trials[trials[objective].isna()]
@@ -99,12 +96,10 @@ def history_figure(sweep: Opened, frame: pandas.DataFrame, objective: str) -> An
         if len(finished):
             places, values = [*finished["trial"], rows["trial"].max()], [*so_far, so_far.iloc[-1]]
             axis.step(places, values, where="post", color=BEST[0], label="best so far")
-        axis.set_xlabel("trial" + (f" of {as_written(rows['study'].iloc[0])}" if "study" in rows else ""))
         scale(axis.yaxis, objective, sweep.objectives)
-        at_whole_numbers(axis.xaxis)
+        at_whole_numbers(axis, "trial" + (f" of {as_written(rows['study'].iloc[0])}" if "study" in rows else ""))
         axis.legend(frameon=False, fontsize=8)
-        plain(axis)
-    return titled(figure, sweep, f"{objective} of all trials")
+    return titled(axes[0], sweep, f"{objective} of all trials")
 
 
 def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
@@ -114,12 +109,12 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
         raise Skip("no trial has finished with a value for every objective")
     names = list(sweep.objectives)
     size = len(names) - 1
-    figure, axes = panels(size, size, (2.6 + 3.4 * size, 1.8 + 3 * size))
+    axes = grid_of(None, size * size, "", (2.6 + 3.4 * size, 1.8 + 3 * size), size)
     named = finished["algorithm"].map(as_written)
     algorithms = sorted(named.unique())
     looks = dict(zip(algorithms, zip(colours_of(algorithms), markers_of(algorithms), strict=True), strict=True))
     for row, column in np.ndindex(size, size):
-        axis: Any = axes[row, column]
+        axis = axes[row * size + column]
         x, y = names[column], names[row + 1]
         if column > row:
             axis.set_axis_off()
@@ -137,9 +132,8 @@ def pareto_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
                 axis.annotate(str(number), point, xytext=(4, 4), textcoords="offset points", fontsize=8)
         scale(axis.xaxis, x, sweep.objectives)
         scale(axis.yaxis, y, sweep.objectives)
-        plain(axis)
-    axes[0, 0].legend(frameon=False)
-    return titled(figure, sweep, f"Pareto front, {len(ahead)} of {len(finished)} finished trials")
+    axes[0].legend(frameon=False)
+    return titled(axes[0], sweep, f"Pareto front, {len(ahead)} of {len(finished)} finished trials")
 
 
 def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
@@ -155,8 +149,8 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
             if names
             else "the objectives are sums over the rounds"
         )
-    figure, axes = panels(1, len(lines), (1.4 + 6.6 * len(lines), 4.6))
-    for axis, (objective, curves) in zip(axes[0], lines.items(), strict=True):
+    axes = grid_of(None, len(lines), "", (1.4 + 6.6 * len(lines), 4.6), len(lines))
+    for axis, (objective, curves) in zip(axes, lines.items(), strict=True):
         chosen, states = best(frame, {objective: sweep.objectives[objective]}, 1), frame["state"]
         for index, seed, rounds in curves:
             colour, width, opacity, above = BEST if index in chosen.index else LINES[states[index]]
@@ -175,11 +169,9 @@ def curves_figure(sweep: Opened, frame: pandas.DataFrame) -> Any:
             named = f"trial {trial}, {as_written(algorithm)}, {describe_parameters(frame, chosen.index[0])}"
             handles.append(Line2D([], [], color=BEST[0], linewidth=BEST[1], label=f"best: {named}"))
         axis.legend(handles=handles, frameon=False, fontsize=8)
-        axis.set_xlabel("round")
-        at_whole_numbers(axis.xaxis)
+        at_whole_numbers(axis, "round")
         scale(axis.yaxis, objective, sweep.objectives)
-        plain(axis)
-    return titled(figure, sweep, "learning curves of all trials")
+    return titled(axes[0], sweep, "learning curves of all trials")
 
 
 def _lines(
@@ -204,7 +196,7 @@ def _lines(
     return lines_of
 
 
-# optuna's ----------------------------------------------------------------------------------------
+# parameters --------------------------------------------------------------------------------------
 def _parts(sweep: Opened) -> dict[str, Study]:
     """A study for each algorithm, copied in memory, if the algorithms' parameters differ."""
     import optuna
@@ -218,7 +210,6 @@ def _parts(sweep: Opened) -> dict[str, Study]:
         )
         for algorithm in algorithms or [name]:
             copy = optuna.create_study(directions=study.directions)
-            copy.set_metric_names(list(sweep.objectives))
             # Optuna refuses a value outside of its range; one that was enqueued has no folder
             sound = [t for t in trials if t.state == TrialState.COMPLETE or "folder" in t.user_attrs]
             copy.add_trials([t for t in sound if not algorithms or t.params.get("algorithm") == algorithm])
@@ -228,49 +219,47 @@ def _parts(sweep: Opened) -> dict[str, Study]:
 
 def _importance(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
     """PED-ANOVA: the importance of parameters for being among the best trials, at least five of them, or a tenth."""
-    from optuna.importance import PedAnovaImportanceEvaluator
-    from optuna.visualization.matplotlib import plot_param_importances
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
     names, count = _varied(study), len(_finished(study))
     if count < FEW:
         raise Skip(f"{count} finished trials, and fewer than {FEW} say nothing about importance")
     if len(names) < 2:
         raise Skip("one parameter varies, so there is nothing to weigh it against")
-    quantile = max(0.1, 5 / count)
-    evaluator = PedAnovaImportanceEvaluator(target_quantile=quantile)
-    objective, target = _target(sweep, place)
-    # with a target the evaluator looks for its low values, whatever the study's direction
-    sign = -1 if list(sweep.objectives.values())[place] == "max" else 1
-    signed = None if target is None else (lambda trial: sign * target(trial))
-    axes = plot_param_importances(study, evaluator=evaluator, params=names, target=signed, target_name=objective)
-    if (legend := axes.get_legend()) is not None:
-        legend.remove()  # one objective, which the title has
+    quantile, (objective, direction) = max(0.1, 5 / count), list(sweep.objectives.items())[place]
+    sign = -1 if direction == "max" else 1  # with a target the evaluator looks for its low values
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is experimental, and that it looks for low values
+        evaluator = PedAnovaImportanceEvaluator(target_quantile=quantile)
+        weights = get_param_importances(
+            study, evaluator=evaluator, params=names, target=lambda trial: sign * trial.values[place]
+        )
+    _, axis = one_axis(None, 8, 1.6 + 0.4 * len(names))
+    ascending = sorted(weights, key=lambda name: weights[name])
+    axis.barh(ascending, [weights[name] for name in ascending], color=BEST[0])
+    axis.set_xlabel("importance")
     title = f"importance for the best {math.ceil(quantile * count)} of {count} trials by {objective}"
-    return titled(axes.figure, sweep, title, algorithm, size=(8, 1.6 + 0.4 * len(names)))
+    return titled(axis, sweep, title, algorithm)
 
 
 def _slice(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
-    from optuna.visualization.matplotlib import plot_slice
-
-    names = _varied(study)
-    objective, target = _target(sweep, place)
-    drawn: Any = plot_slice(study, params=names, target=target, target_name=objective)
-    axes = np.ravel(drawn)
-    figure = axes[0].figure
+    """An objective of the finished trials over each parameter, later trials darker."""
+    names, objective = _varied(study), list(sweep.objectives)[place]
+    axes = grid_of(None, len(names), "", (2 + 3.2 * len(names), 4.4), len(names), sharey=True)
+    for axis, name in zip(axes, names, strict=True):
+        trials = [trial for trial in _finished(study) if name in trial.params]
+        values = [trial.params[name] for trial in trials]
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        look: dict[str, Any] = {"c": [trial.number for trial in trials], "cmap": "viridis_r", "edgecolor": "#9aa1a9"}
+        heights = [trial.values[place] for trial in trials]
+        points = axis.scatter(values if numbers else list(map(str, values)), heights, **look)
+        axis.set_xlabel(name)
+        if getattr(trials[0].distributions[name], "log", False):
+            axis.set_xscale("log")
+            few_log_ticks(axis.xaxis)
     scale(axes[0].yaxis, objective, sweep.objectives)
-    for axis in axes:
-        few_ticks(axis.xaxis)
-        axis.set_facecolor("white")
-        plain(axis)
-        for points in axis.collections:
-            points.set_cmap("viridis_r")  # the light blues of the first trials do not show
-    return titled(figure, sweep, f"{objective} over each parameter", algorithm, size=(2 + 3.2 * len(names), 4.4))
-
-
-def _target(sweep: Opened, place: int) -> tuple[str, Callable[[Any], float] | None]:
-    """An objective's name, and the function that reads it from a trial; None for a single objective, Optuna's
-    default."""
-    return list(sweep.objectives)[place], (lambda trial: trial.values[place]) if len(sweep.objectives) > 1 else None
+    figure_of(axes[0]).colorbar(points, ax=axes, label="trial")
+    return titled(axes[0], sweep, f"{objective} over each parameter", algorithm)
 
 
 def _finished(study: Study) -> list[Any]:
@@ -293,51 +282,15 @@ def _varied(study: Study) -> list[str]:
     return varied
 
 
-# the canvas ---------------------------------------------------------------------------------------
+# the look ----------------------------------------------------------------------------------------
 class Skip(Exception):
     """The reason why a figure cannot be drawn."""
 
 
-@contextmanager
-def canvas() -> Iterator[None]:
-    """Lets Optuna draw with pyplot without a window and without its warnings; restores everything that it sets."""
-    import matplotlib
-    import optuna
-    from matplotlib import pyplot
-
-    backend, before, verbosity = matplotlib.get_backend(), pyplot.get_fignums(), optuna.logging.get_verbosity()
-    try:
-        pyplot.switch_backend("agg")
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        with pyplot.style.context("default"), warnings.catch_warnings():
-            # that the plots are experimental, and that an importance looks for low values
-            for category in (optuna.exceptions.ExperimentalWarning, UserWarning):
-                warnings.simplefilter("ignore", category)
-            matplotlib.rcParams["figure.constrained_layout.use"] = True
-            yield
-    finally:
-        for number in set(pyplot.get_fignums()) - set(before):
-            pyplot.close(number)
-        optuna.logging.set_verbosity(verbosity)
-        pyplot.switch_backend(backend)
-
-
-def panels(rows: int, columns: int, size: tuple[float, float], **look: Any) -> tuple[Any, Any]:
-    """A new figure of this size in inches, and its axes `[rows, columns]`."""
-    from matplotlib import pyplot
-
-    return pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **look)
-
-
-def titled(figure: Any, sweep: Opened, what: str, algorithm: str = "", size: tuple[float, float] | None = None) -> Any:
-    """Replaces Optuna's titles: the sweep, the algorithm, the content."""
-    for axis in figure.axes:
-        for place in ("left", "center"):
-            axis.set_title("", loc=place)
+def titled(axis: Any, sweep: Opened, what: str, algorithm: str = "") -> Any:
+    """The figure of an axis, with a title: the sweep, the algorithm, the content."""
+    figure = figure_of(axis)
     figure.suptitle(", ".join(part for part in (sweep.name, as_written(algorithm)) if part) + f": {what}", fontsize=11)
-    figure.set_layout_engine("constrained")
-    if size is not None:
-        figure.set_size_inches(size)
     return figure
 
 
@@ -351,13 +304,3 @@ def scale(side: Any, objective: str, objectives: dict[str, Direction]) -> None:
         side.set_major_formatter(PercentFormatter(1.0, symbol=None))
     elif objective in CUMULATIVE:
         side.set_major_formatter(EngFormatter())
-
-
-def few_ticks(axis: Any) -> None:
-    """Labels at 1, 2 and 5 of each decade of a logarithmic axis: Matplotlib's own labels overlap on a short one."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    if axis.get_scale() == "log":
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(NullFormatter())

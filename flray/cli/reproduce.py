@@ -168,8 +168,8 @@ def _judge(
     from flray.reference.verdict import MARGIN
 
     judged = judge(planned, scale, overrides, margin or MARGIN)
-    show(*map(render, judged))
     rows = table_of(judged, scale, again)
+    show(*(render(own) for _, own in rows.groupby(["cell", "measure"], sort=False)))
     paths = write_results(root, rows)
     write(f"{table}: {counts(judged)}")
     for sentence in in_common(judged):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from flray.config.experiment import LENGTH, RESUMABLE, Experiment, algorithm_name
 from flray.config.grid import dotted, labels
@@ -26,7 +26,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, ConfigError, unknown
 from flray.files import MANY, atomic_write, regular, writing
 from flray.log import LOGGER
-from flray.reference.papers import read_csv
+from flray.reference.papers import Strict, read_csv
 from flray.reference.plan import configs_folder, slug
 from flray.reference.verdict import (
     FAILS,
@@ -59,12 +59,8 @@ CONFIGURATION = "configuration"  # a column: the resolved configuration, JSON; o
 ENDED = (("finished", "diverged"), ("finished",))  # runs that are collected; of detectors
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 # the content of evidence.yaml -------------------------------------------------------------------------
-class Condition(_Strict):
+class Condition(Strict):
     """A condition under which a setting can judge: the mean of a run's metric, per cent, is `at_least` this."""
 
     run: str
@@ -73,7 +69,7 @@ class Condition(_Strict):
     note: str = ""
 
 
-class EvidenceSetting(_Strict):
+class EvidenceSetting(Strict):
     """A configuration, the grids of overrides that are run from it (each with all seeds), and their order.
 
     `learns` is the condition of all its claims, `forgets` that of those about forgetting: where nothing is forgotten,
@@ -125,7 +121,7 @@ def _tip_batch(config: str, overrides: str) -> str:
     return str(load_config(configs_folder() / config, words)[0].algorithm.tip_batch)  # type: ignore[attr-defined]
 
 
-class Side(_Strict):
+class Side(Strict):
     """One side of a claim: the run (its algorithm, then overrides that differ from the setting), the column of
     `flray compare` that is read, and the columns of the paper's CSV that find its number."""
 
@@ -134,7 +130,7 @@ class Side(_Strict):
     where: Mapping[str, str] = {}
 
 
-class EvidenceClaim(_Strict):
+class EvidenceClaim(Strict):
     """`better` is ahead of `worse` in `metric`. `csv` and `where` find the printed numbers; without them the paper
     prints none. `forgetting`: it is about forgetting, or about projections that prevent it. `ours`: one side is a
     variant that the paper has not."""
@@ -176,14 +172,14 @@ class EvidenceClaim(_Strict):
         return self.times * float(rows[0]["mean"])
 
 
-class Ladder(_Strict):
+class Ladder(Strict):
     """One of the claims, tried at several scales: the setting of each, from the smallest to the largest."""
 
     claim: str  # the sentence of the claim
     scales: Mapping[str, str] = Field(min_length=2)
 
 
-class Sentence(_Strict):
+class Sentence(Strict):
     """A sentence of the page's first screen: `{0}` is the difference of the first of its claims. It is so where each
     claim has the verdict that stands here."""
 
@@ -191,7 +187,7 @@ class Sentence(_Strict):
     claims: Mapping[str, str] = Field(min_length=1)
 
 
-class Evidence(_Strict):
+class Evidence(Strict):
     """The file: the page's first lines, settings by name, claims in the order of the page, and those of them that are
     tried at several scales. `detectors`: detectors are scored on the runs, there are no claims."""
 
@@ -436,26 +432,25 @@ def updated(old: pandas.DataFrame, new: pandas.DataFrame, present: Mapping[tuple
     """
     names = [*RUN]
     kept = old[~pandas.MultiIndex.from_frame(old[names]).isin(pandas.MultiIndex.from_frame(new[names]))]
-    if {"done", "status"} <= {*kept} & {*new}:  # the table of detectors has no status
+    rounds: dict[Any, int] = {}
+    if "status" in new:  # the table of detectors has none
         rounds = new[new["status"] == "finished"].groupby(names[:2])["done"].max().to_dict()
-        pairs = zip(kept["setting"], kept["run"], kept["done"], strict=True)
-        other = [rounds.get((setting, run), done) != done for setting, run, done in pairs]
-        stale = (kept["status"] == "finished") & np.array(other, dtype=bool)
-        for row in kept[stale].to_dict("records"):
-            LOGGER.warning(f"left out: {row['setting']}, {row['run']}, seed {row['seed']}: {row['done']} rounds")
-        kept = kept[~stale]
-    if CONFIGURATION in kept:
-        pairs = zip(kept["setting"], kept["run"], kept[CONFIGURATION], strict=True)
-        keys = [
-            differing(was, present[setting, run]) if isinstance(was, str) and (setting, run) in present else []
-            for setting, run, was in pairs
-        ]
-        for row, words in zip(kept.to_dict("records"), keys, strict=True):
-            if words:
-                LOGGER.warning(f"left out: {row['setting']}, {row['run']}, seed {row['seed']}: {'; '.join(words)}")
-        kept = kept[[not words for words in keys]]
+    reasons = [_stale(row, present, rounds) for row in kept.to_dict("records")]
+    for row, why in zip(kept.to_dict("records"), reasons, strict=True):
+        if why:
+            LOGGER.warning(f"left out: {row['setting']}, {row['run']}, seed {row['seed']}: {why}")
+    kept = kept[np.array([not why for why in reasons], dtype=bool)]
     table = pandas.concat([kept.astype(object), new.astype(object)], ignore_index=True).infer_objects()
     return table.sort_values(names, kind="stable", ignore_index=True)
+
+
+def _stale(row: Mapping[Any, Any], present: Mapping[tuple[str, str], str], rounds: Mapping[Any, int]) -> str:
+    """Why a row is of another configuration: the keys that differ, or without a noted one its rounds; "": it is not."""
+    place, was = (row["setting"], row["run"]), row.get(CONFIGURATION)
+    if isinstance(was, str):
+        return "; ".join(differing(was, present[place])) if place in present else ""
+    other = row.get("status") == "finished" and rounds.get(place, row["done"]) != row["done"]
+    return f"{row['done']} rounds" if other else ""
 
 
 def add_runs(root: Path, place: Path, keys: tuple[str, ...], configs: Path, content: Evidence) -> None:

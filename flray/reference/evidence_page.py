@@ -29,7 +29,7 @@ from flray.reference.evidence import (
 from flray.reference.page import OURS, THEIRS
 from flray.reference.papers import papers
 from flray.reference.verdict import FAILS, HOLDS, POWER
-from flray.results.figures import blank, plain, save
+from flray.results.figures import one_axis, save
 from flray.results.intervals import interval, is_share
 from flray.results.rendering import filled, to_markdown
 
@@ -259,8 +259,7 @@ def forest(tried: Mapping[int, Tried]) -> Any:
     """
     names = [textwrap.fill(f"{number}  {each.claim.claim}", 94) for number, each in tried.items()]
     heights = [0.15 * (1 + name.count("\n")) + 0.11 for name in names]
-    figure = blank(11.5, 1.2 + sum(heights))
-    axis: Any = figure.subplots()
+    figure, axis = one_axis(None, 11.5, 1.2 + sum(heights))
     places = [sum(heights[:row]) + height / 2 for row, height in enumerate(heights)]
     axis.axvline(0, color="black", linewidth=0.8, zorder=1)
     for each, y in zip(tried.values(), places, strict=True):
@@ -281,7 +280,6 @@ def forest(tried: Mapping[int, Tried]) -> Any:
         axis.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
         axis.minorticks_off()
         axis.set_xlabel("points in the claim's direction (logarithmic beyond 10)")
-    plain(axis)
     _legend(figure, axis)
     return figure
 
@@ -289,8 +287,7 @@ def forest(tried: Mapping[int, Tried]) -> Any:
 def trend(tried: Mapping[int, Tried]) -> Any:
     """The difference of each claim against what its other side reaches, both with 95 % intervals and single seeds;
     points have the numbers of the claims on the page."""
-    figure = blank(7.0, 4.2)
-    axis: Any = figure.subplots()
+    figure, axis = one_axis(None, 7.0, 4.2)
     axis.axhline(0, color="black", linewidth=0.8, zorder=1)
     for number, each in ((number, each) for number, each in tried.items() if each.seeds):
         colour, marker, face = MARKS.get(each.verdict, UNDECIDED)
@@ -304,7 +301,6 @@ def trend(tried: Mapping[int, Tried]) -> Any:
     first = next(iter(tried.values())).claim
     axis.set_xlabel(f"{first.column(first.worse)} of {first.worse.run}, %")
     axis.set_ylabel("points in the claim's direction")
-    plain(axis)
     _legend(figure, axis, paper=False)
     return figure
 

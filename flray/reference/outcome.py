@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -89,30 +89,11 @@ class Judged(NamedTuple):
     seen_of: str = ""
     common: str = ""  # `common(runs)`
 
-    @property
-    def by_chance(self) -> str:
-        return by_chance(self.chance, self.chance_of)
-
-    @property
-    def sees(self) -> str:
-        return sees(self.seen, self.seen_of)
-
 
 def seeds_of(done: int, diverged: int, unfinished: int) -> str:
     """`3`, or `2 of 3; 1 diverged`: the seeds behind a mean."""
     lost = [f"{count} {what}" for count, what in ((diverged, "diverged"), (unfinished, "to do")) if count]
     return f"{done} of {done + diverged + unfinished}; {', '.join(lost)}" if lost else str(done)
-
-
-def by_chance(chance: float, of: str) -> str:
-    """`2.4 % where methods do not differ`."""
-    share = "below 0.1 %" if chance < 0.001 else f"{100 * chance:.1f} %"
-    return "-" if math.isnan(chance) else f"{share} {of}"
-
-
-def sees(seen: float, of: str) -> str:
-    """`4.2 points between two methods`."""
-    return "-" if math.isnan(seen) else f"{seen:.1f} points {of}"
 
 
 def judge(plan: RunPlan, scale: str, extra: Sequence[str], margin: float) -> list[Judged]:
@@ -385,8 +366,9 @@ def common(runs: Sequence[PlannedRun]) -> str:
 
 def table_of(judged: Sequence[Judged], scale: str, command: str) -> pandas.DataFrame:
     """A row for each number: cell, measure, method, the paper's and ours, the difference, the cell's verdict; and for
-    each method that could not run, which its `note` says. `command` gives the same rows again at this `scale`."""
-    rows = []
+    each method without a number, with the reason as its `note`. `command` gives the same rows again at this `scale`."""
+    rows: list[dict[str, Any]] = []
+    nothing = ("paper", "paper_std", "ours", "ours_std", "diverged", "unfinished", "difference")
     for each in judged:
         cell = {
             "table": each.setting.key, "scale": scale, "command": command, "cell": each.setting.name,
@@ -412,5 +394,7 @@ def table_of(judged: Sequence[Judged], scale: str, command: str) -> pandas.DataF
             }
             for row in each.rows
         ]
-        rows += [cell | {"method": name, "n": 0, "note": f"not run: {why}"} for name, why in each.skipped]
+        without = [(name, f"not run: {why}") for name, why in each.skipped]
+        without += [] if each.rows or without else [("-", each.why)]
+        rows += [cell | dict.fromkeys(nothing, math.nan) | {"method": m, "n": 0, "note": note} for m, note in without]
     return pandas.DataFrame(rows)

@@ -14,7 +14,7 @@ import pandas
 from flray.core.schema.errors import ConfigError
 from flray.files import write_text, writing
 from flray.reference.evidence import HERE, ROWS, read_table, write_table
-from flray.reference.outcome import Compared, Judged, by_chance, seeds_of, sees
+from flray.reference.outcome import Judged, seeds_of
 from flray.reference.papers import tables
 from flray.reference.verdict import POWER
 from flray.results.rendering import csv, filled
@@ -27,41 +27,37 @@ STORED = HERE / "runs" / "reproduced.parquet"  # rows of the tables that were ru
 HEADS = ("method", "paper", "ours", "seeds", "difference")
 
 
-def title_of(judged: Judged) -> str:
-    """`CIFAR-10, LDA 0.1`, and the measure if it is not the accuracy."""
-    measure = "" if judged.measure == "accuracy" else f": {judged.measure}"
-    return f"{judged.setting.name}{measure}"
-
-
-def lines_of(row: Compared) -> tuple[str, ...]:
-    """A row as text, by `HEADS`: per cent, mean ± standard deviation over seeds."""
-    theirs, ours = _with_std(row.printed.mean, row.printed.std), _with_std(row.mean, row.std)
-    return row.name, theirs, ours, row.seeds, f"{row.mean - row.printed.mean:+.2f}" if row.ours else "-"
-
-
-def render(judged: Judged) -> Table:
-    """A cell for the terminal."""
+def render(rows: pandas.DataFrame) -> Table:
+    """A cell for the terminal: the rows of `table_of` of one measure."""
     from rich.markup import escape
     from rich.table import Table
 
+    judged = rows.iloc[0]
+    measure = "" if judged["measure"] == "accuracy" else f": {judged['measure']}"
     table = Table(
-        title=escape(f"{judged.setting.key}, {title_of(judged)}: {judged.verdict}"),
-        caption=escape("\n".join([judged.why, *worth(judged)])),
+        title=escape(f"{judged['table']}, {judged['cell']}{measure}: {judged['verdict']}"),
+        caption=escape("\n".join([judged["because"], *worth(judged)])),
         title_justify="left",
         caption_justify="left",
     )
     for head in HEADS:
         table.add_column(head, justify="left" if head == "method" else "right")
-    for row in judged.rows:
-        table.add_row(*map(escape, lines_of(row)))
+    for row in rows.to_dict("records"):
+        table.add_row(*map(escape, _cells(row)))
     return table
 
 
-def worth(judged: Judged) -> list[str]:
-    """How often the verdict comes by chance, and the smallest difference that the seeds detect, as sentences."""
-    chance = [] if judged.by_chance == "-" else [f"comes by chance: {judged.by_chance}"]
-    power = f"with {100 * POWER:.0f} % power these seeds see {judged.sees}"
-    return chance + ([] if judged.sees == "-" else [power])
+def worth(judged: Any) -> list[str]:
+    """Of a row of `table_of`: how often the verdict comes by chance, and the smallest difference that the seeds detect,
+    as sentences."""
+    said = []
+    if not math.isnan(judged["chance"]):
+        share = "below 0.1 %" if judged["chance"] < 0.001 else f"{100 * judged['chance']:.1f} %"
+        said.append(f"comes by chance: {share} {judged['chance_of']}")
+    if not math.isnan(judged["seen"]):
+        power = f"with {100 * POWER:.0f} % power these seeds see"
+        said.append(f"{power} {judged['seen']:.1f} points {judged['seen_of']}")
+    return said
 
 
 def in_common(judged: Sequence[Judged]) -> list[str]:
@@ -77,8 +73,7 @@ def markdown(frame: pandas.DataFrame) -> str:
     }  # fmt: skip
     return filled(
         "flray.reference", "reproduce.md.j2", filters,
-        sections=frame.groupby(["table", "scale"], sort=False), tables=tables(), heads=HEADS,
-        power=round(100 * POWER), by_chance=by_chance, sees=sees,
+        sections=frame.groupby(["table", "scale"], sort=False), tables=tables(), heads=HEADS, worth=worth,
     )  # fmt: skip
 
 

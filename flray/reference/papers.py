@@ -26,12 +26,12 @@ SCALES = ("small", "full")
 COURSE = ("first", "last", "best", "r")
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 # the content of a file ------------------------------------------------------------------------------
-class PaperRow(_Strict):
+class PaperRow(Strict):
     """A row of the paper's table: how to find its number in the CSV, and which number of a run is compared with it."""
 
     method: str
@@ -59,7 +59,7 @@ def _rows(entry: Any) -> list[Any]:
     return [{"method": each} if isinstance(each, str) else each for each in entries]
 
 
-class Measure(_Strict):
+class Measure(Strict):
     """A compared quantity: the columns of the CSV that find the paper's number, and our number.
 
     Ours is a column of `compare`; with a `moment` inside the window of the cell's drift a column of `rounds/`; with
@@ -74,7 +74,7 @@ class Measure(_Strict):
     where: Mapping[str, str] = {}
 
 
-class Line(_Strict):
+class Line(Strict):
     """A command of the table: the overrides that it adds to a cell's configuration, and the rows that the
     experiments of its grid give, in the order of the grid."""
 
@@ -86,7 +86,7 @@ class Line(_Strict):
     as_in: str = ""  # the table whose command runs these as well
 
 
-class CellSpec(_Strict):
+class CellSpec(Strict):
     """One setting of a table in which methods are compared."""
 
     config: str
@@ -96,7 +96,7 @@ class CellSpec(_Strict):
     scales: Mapping[str, str] = {}
 
 
-class PaperTable(_Strict):
+class PaperTable(Strict):
     """A table of a paper. One without cells says in `why_not` why nothing can be run."""
 
     title: str
@@ -111,7 +111,7 @@ class PaperTable(_Strict):
     why_not: str = ""
 
 
-class PaperFigure(_Strict):
+class PaperFigure(Strict):
     """A figure, or a result outside the tables: its commands, or in `why_not` why there are none."""
 
     title: str
@@ -119,7 +119,7 @@ class PaperFigure(_Strict):
     why_not: str = ""
 
 
-class Paper(_Strict):
+class Paper(Strict):
     """A paper: the folder of its configurations, the overrides of each scale, the number of seeds behind its
     numbers."""
 

@@ -19,7 +19,6 @@ from flray.results.figures import (
     in_brief,
     no_narrower,
     one_axis,
-    plain,
     spread_words,
 )
 from flray.results.intervals import MIN_PAIRS, interval, is_share, lowest, smaller_is_better, widest
@@ -77,7 +76,6 @@ def ablation(
     no_narrower(plot, scale * widest([values for line in cells.values() for values in line.values()], MIN_PAIRS))
     if scale == 100:
         end_at_all(plot, 100 * lowest(metric))
-    plain(plot)
     if len(cells) > 1:
         plot.legend(frameon=False)
     return figure
@@ -159,12 +157,8 @@ def heat_map(
 def ablation_cells(
     frame: pandas.DataFrame, key: str | None, metric: str
 ) -> tuple[str, dict[str, dict[Any, list[float]]], str]:
-    """Returns the data of `ablation`: the key, the metric of the seeds by line and value of the key (None: a setting
-    without the key), and a note on runs that are left out.
-
-    Without `key`, takes a numeric key with the most values. Raises `ConfigError` if no key varies, or no run has
-    finished.
-    """
+    """The data of `ablation`: the key, the metric of the seeds by line and value of the key (None: a setting without
+    it), and a note on runs that are left out."""
     frame = in_brief(frame)
     keys = _differing(frame)
     if not keys:
@@ -201,7 +195,6 @@ def _left_out(frame: pandas.DataFrame, metric: str) -> str:
 
 
 def _differing(frame: pandas.DataFrame) -> list[str]:
-    """The keys in which the runs differ."""
     return [key for key in keys_of(frame) if frame[key].nunique(dropna=False) > 1]
 
 
@@ -226,8 +219,7 @@ def _colours(frame: pandas.DataFrame, key: str, names: Iterable[str]) -> list[st
 
 
 def _scale(plot: Any, places: Sequence[float]) -> None:
-    """Makes the axis logarithmic from a ratio of 30; with a zero it is linear up to the smallest other value. At
-    most ten values are the ticks."""
+    """Makes the axis logarithmic from a ratio of 30; with a zero it is linear up to the smallest other value."""
     positive = [value for value in places if value > 0]
     if min(places) < 0 or not positive or max(positive) < 30 * min(positive):
         return

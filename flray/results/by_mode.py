@@ -122,13 +122,12 @@ def _served(run: Run) -> Numbers:
 
 
 def over_clients(run: Run) -> dict[str, dict[str, float]]:
-    """The spread of the clients' last accuracies, by the data of the test.
+    """The spread of the clients' last accuracies, by the data of the test: their own test shares after some epochs of
+    fine-tuning (`own tests, E epochs`), and their own training data, of the last tested cohort (`TRAINED`).
 
-    These data are their own test shares after some epochs of fine-tuning (`own tests, E epochs`), and their own
-    training data after local training, over the last tested cohort (`TRAINED`). Each has `client/acc_mean`, `_p10`,
-    `_worst`, `client/gini`, `clients` (their number) and `done` (rounds before the test). `client/acc_minority` is the
-    mean over the `minority` clients (`metrics.fairness.minority`), if the run recorded its partition and some of them
-    were tested. `{}` if no client was tested. Raises `CheckpointError` for a damaged table.
+    Each has `client/acc_mean`, `_p10`, `_worst`, `client/gini`, `clients` (their number), `done` (rounds before the
+    test) and, if some of them were tested, `client/acc_minority` over the `minority` clients
+    (`metrics.fairness.minority`). Raises `CheckpointError` for a damaged table.
     """
     tested: dict[str, pandas.DataFrame] = {}
     last = run.last_personal

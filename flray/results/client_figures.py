@@ -15,6 +15,7 @@ from flray.results.axes import HOURS
 from flray.results.colours import colours_of, markers_of
 from flray.results.figures import (
     Folders,
+    at_whole_numbers,
     by_setting,
     draw_cells,
     end_at_all,
@@ -23,7 +24,6 @@ from flray.results.figures import (
     headline,
     one_axis,
     open_runs,
-    plain,
 )
 from flray.rundir.reader import Run
 from flray.scenario import Scenario, partition_table
@@ -55,11 +55,8 @@ def partition_figure(
 def counts_figure(
     counts: NDArray[np.int64], population: int, classes: Sequence[str], axes: Iterable[Axes] | None = None
 ) -> Figure:
-    """Samples of clients by class, `counts [K, C]` of the first K clients of a `population`: the area of a bubble is
-    the number of samples of a class, a bar above is that of the client.
-
-    Shows at most 50 clients. Draws into two `axes`, for the bars and the bubbles, if given.
-    """
+    """Samples of at most 50 clients by class, `counts [K, C]` of the first K clients of a `population`: the area of a
+    bubble is the number of samples of a class, a bar above is that of the client. Draws into two `axes` if given."""
     counts = counts[:MOST_CLIENTS]
     shown = len(counts)
     width = 2.5 + max(3.5, 0.24 * shown)
@@ -70,7 +67,6 @@ def counts_figure(
     bars.set_ylabel("samples")
     some = f"first {shown} of {population:,} clients" if shown < population else f"{shown} clients"
     headline(bars, f"{some}, {counts.sum():,} samples; bubble: samples of a class (largest {counts.max():,})")
-    plain(bars)
     bars.grid(axis="x", visible=False)
 
     client, label = np.nonzero(counts)
@@ -81,18 +77,16 @@ def counts_figure(
     grid.set(xlabel="client", xlim=(-0.7, shown - 0.3), ylim=(len(classes) - 0.4, -0.6))
     ticks = range(0, shown, 1 if shown <= 20 else 5)
     grid.set_xticks(ticks, [str(t) for t in ticks], fontsize=8)
-    plain(grid)
     return figure_of(grid)
 
 
 def drift_figure(
     table: pandas.DataFrame, rounds: int, classes: Sequence[str], axes: Iterable[Axes] | None = None
 ) -> Figure:
-    """The share of each class that a drift leaves in every round, of the samples that the round's cohort holds; above
-    it the number of samples, held and left.
+    """The share of each class that a drift leaves in every round, of the samples that the round's cohort holds (grey:
+    none); above it the number of samples, held and left.
 
-    `table` comes from `drift_table`; `rounds` are the run's rounds over all tasks. A cell is grey if the cohort holds
-    no sample of the class. Draws into two `axes`, for the lines and the cells, if given.
+    `table` comes from `drift_table`; `rounds` are those over all tasks. Draws into two `axes` if given.
     """
     sums = table.groupby(["class", "round"])[["kept", "of"]].sum()
     index = [range(len(classes)), range(1, rounds + 1)]
@@ -106,15 +100,13 @@ def drift_figure(
     line.set_ylabel("samples")
     line.legend(fontsize=8, frameon=False, ncols=2)
     headline(line, "the cohort's samples in the rounds of the drift, and below by class")
-    plain(line)
     look: dict[str, Any] = {
         "aspect": "auto",
         "extent": (0.5, rounds + 0.5, len(classes) - 0.5, -0.5),
         "interpolation": "nearest",
     }
     cells = draw_cells(grid, share.to_numpy(), shades="Blues", limits=(0, 1), bad="#c9c9c9", **look)
-    plain(grid, "round")
-    grid.grid(visible=False)
+    at_whole_numbers(grid, "round")
     grid.figure.colorbar(cells, ax=grid, label="share of the class that is left")
     return figure_of(grid)
 
@@ -130,11 +122,11 @@ def _two(axes: Iterable[Axes] | None, width: float, classes: Sequence[str]) -> l
 
 
 def clients(folders: Folders, axis: Axes | None = None) -> Figure:
-    """The personalised test: the clients' accuracies on their own test shares, a box and a point for each client, for
-    each number of fine-tuning epochs and each setting. Over tasks it is the test at the end of the last one.
+    """The personalised test (over tasks the last one): the clients' accuracies on their own test shares, a point for
+    each client, for each number of fine-tuning epochs and each setting.
 
-    The clients of all seeds are in one box: its middle half, its median, and whiskers from the 10th to the 90th
-    percentile. Draws into `axis` if given. Raises `ConfigError` if a run has no personalised test.
+    The clients of all seeds are in one box, with whiskers from the 10th to the 90th percentile. Draws into `axis` if
+    given. Raises `ConfigError` if a run has no personalised test.
     """
     import pandas
     from matplotlib.lines import Line2D
@@ -163,7 +155,6 @@ def clients(folders: Folders, axis: Axes | None = None) -> Figure:
         handles.append(Line2D([], [], color=colour, marker=marker, linestyle="", markersize=8, label=label))
     axis.set_xticks(range(len(epochs)), [f"{count} epoch{'' if count == 1 else 's'}" for count in epochs])
     axis.set(xlabel="fine-tuning", ylabel="accuracy on a client's own tests (%)")
-    plain(axis)
     axis.grid(axis="x", visible=False)
     end_at_all(axis)
     most = max(map(len, runs_of.values()))
@@ -222,7 +213,6 @@ def timeline(run: Run, axis: Axes | None = None) -> Figure:
     plot.set(xlabel=f"virtual time ({unit})", ylabel="client, the slowest below", xlim=(0, ends[-1] / size * 1.01))
     some = f"{len(clients)} of {len(length)} clients" if len(clients) < len(length) else f"{len(length)} clients"
     headline(plot, f"{some} in rounds 1 to {last} of {len(run.rounds)}")
-    plain(plot)
     plot.grid(visible=False)
     if axis is None:
         figure_of(plot).legend(loc="outside lower center", ncols=5, frameon=False, fontsize=8)

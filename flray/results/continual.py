@@ -34,11 +34,10 @@ def is_continual(config: Mapping[str, Any]) -> bool:
 
 
 def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The metrics `OF_TASKS` of the tasks that have ended and `OF_DRIFT`, by inference mode, as far as there are tests.
+    """The metrics `OF_TASKS` of the tasks that have ended, `OF_DRIFT` and `OF_EXEMPLARS`, by inference mode.
 
-    Each mode also has `OF_EXEMPLARS`. The first mode also has the metrics that belong to no mode: `OF_ALARMS` by
-    detector (`detect/f1@fedmemo`), if the run has one. `config` is `tables.settings(run)`. Raises `CheckpointError` for
-    a damaged table.
+    The first mode also has the metrics that belong to none: `OF_ALARMS` by detector (`detect/f1@fedmemo`). `config` is
+    `tables.settings(run)`. Raises `CheckpointError` for a damaged table.
     """
     watched = is_watched(run)
     if not (watched or is_continual(config)) or not len(run.tests):
@@ -58,24 +57,11 @@ def numbers(run: Run, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def stored_exemplars(run: Run) -> dict[str, float]:
-    """`OF_EXEMPLARS` at the last task's end: samples of earlier tasks on all clients, and their bytes; {} if none.
-
-    A run of a flray that did not count them has those on the clients of the last task.
-    """
-    if "kept/samples" in run.tasks and (run.tasks["kept/samples"] > 0).any():
-        ends = run.tasks.dropna(subset="kept/samples")[["kept/samples", "kept/sample_bytes"]]
-        return dict(zip(OF_EXEMPLARS, map(float, ends.iloc[-1]), strict=True))
-    if "exemplars/kept" not in run.tasks:
+    """`OF_EXEMPLARS` at the last task's end: samples of earlier tasks on all clients, and their bytes; {} if none."""
+    if "kept/samples" not in run.tasks or not (run.tasks["kept/samples"] > 0).any():
         return {}
-    counts = run.tasks["exemplars/kept"].dropna().to_numpy(float)
-    if not len(counts):
-        return {}
-    number = float(counts[-1])
-    try:
-        size = float(run.environment["actors"]["sample_bytes"])
-    except (CheckpointError, KeyError):  # an older flray did not note it
-        size = math.nan
-    return dict(zip(OF_EXEMPLARS, (number, number * size), strict=True))
+    ends = run.tasks.dropna(subset="kept/samples")[["kept/samples", "kept/sample_bytes"]]
+    return dict(zip(OF_EXEMPLARS, map(float, ends.iloc[-1]), strict=True))
 
 
 def by_column(by_mode: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

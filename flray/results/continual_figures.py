@@ -25,12 +25,12 @@ from flray.results.figures import (
     at_whole_numbers,
     draw_cells,
     drawn_by_setting,
+    few_log_ticks,
     figure_of,
     grid_of,
     headline,
     legend,
     open_runs,
-    plain,
     spread_words,
 )
 from flray.results.learning import curve_of, lines, over_seeds_of, seeds_words
@@ -55,11 +55,10 @@ MISSING, OTHERS = "missing classes", "other classes"
 def accuracy_by_task(folders: Folders, mode: str | None = None, axes: Iterable[Axes] | None = None) -> Figure:
     """The accuracy matrix of every setting (mean over seeds) beside the mean accuracy over the tasks so far.
 
-    A row of a matrix is the test after a task, so a column that darkens downwards is a task that was forgotten. `mode`
-    is an inference mode, or several by comma; default: all modes of a single setting, or the first mode of each
-    of several settings. Tasks that have not ended in all seeds are left out, and seeds that failed or diverged where
-    another has finished. Draws into `axes` if given: one for each matrix, then one for the curve. Raises `ConfigError`
-    if a run has no tests of single tasks, or no such mode.
+    A row is the test after a task, so a column that darkens downwards is a task that was forgotten. `mode`: inference
+    modes by comma; default: all of a single setting, or the first of each of several. Tasks that have not ended in all
+    seeds are left out. Draws into `axes` if given: one for each matrix, then one for the curve. Raises `ConfigError` if
+    a run has no tests of single tasks, or no such mode.
     """
     runs = open_runs(folders)
     found, (_, left_out) = task_matrices(runs, mode), drawn_by_setting(runs)
@@ -82,7 +81,7 @@ def accuracy_by_task(folders: Folders, mode: str | None = None, axes: Iterable[A
         for label, matrices in matrices_of.items()
     }
     lines(curve, {label: curve_of(np.arange(of.shape[1]), of, "ACC") for label, of in values.items()}, 100)
-    plain(curve, "after task (0 is the first)")
+    at_whole_numbers(curve, "after task (0 is the first)")
     curve.set(ylabel="mean accuracy on the tasks so far (%)", ylim=(0, 101))
     counts = [len(matrices) for matrices in matrices_of.values()]
     headline(curve, spread_words(counts, "ACC", "thin lines") + left_out)
@@ -92,10 +91,10 @@ def accuracy_by_task(folders: Folders, mode: str | None = None, axes: Iterable[A
 
 def predicted_tasks(folders: Folders, mode: str | None = None, axes: Iterable[Axes] | None = None) -> Figure:
     """The predicted tasks against the true ones after the last task that has ended, one table for each setting and mode
-    (mean over seeds), with the share of right tasks, a mean over tasks.
+    (mean over seeds).
 
-    `mode` is an inference mode, or several by comma; default: all modes that predict tasks. Draws into `axes` if given,
-    one for each table. Raises `ConfigError` if no run has a mode that predicts tasks, or not this one.
+    `mode`: inference modes by comma; default: all that predict tasks. Draws into `axes` if given, one for each table.
+    Raises `ConfigError` if no run has a mode that predicts tasks, or not this one.
     """
     runs = open_runs(folders)
     tables_of, (_, left_out) = prediction_tables(runs, mode), drawn_by_setting(runs)
@@ -177,13 +176,12 @@ class AlarmRow(NamedTuple):
 
 
 def accuracy_through_drift(folders: Folders, mode: str | None = None, axes: Iterable[Axes] | None = None) -> Figure:
-    """Accuracy on the missing and on the other classes over rounds, the window of missing data shaded; on the same
-    rounds what a detector of latent forgetting read, and its alarms.
+    """Accuracy on the missing and on the other classes over rounds, the window of missing data shaded.
 
     If a detector looked on, a panel has the variance of the weight update, each detector's reference and its threshold,
     and one a row of alarms for each setting and detector. Where a drift takes no whole class the accuracy is that of
-    all classes. `mode` is an inference mode, by default the first. Draws into `axes` if given, one for each panel.
-    Raises `ConfigError` if no run has a drift, or one has no tests of this mode.
+    all classes. `mode`: an inference mode, by default the first. Draws into `axes` if given, one for each panel. Raises
+    `ConfigError` if no run has a drift, or one has no tests of this mode.
     """
     runs = open_runs(folders)
     settings_of, _ = drawn_by_setting(runs)
@@ -228,8 +226,7 @@ def by_class(runs: Sequence[Run], axes: Iterable[Axes] | None = None) -> Figure:
     places = grid_of(axes, len(counted), "the classes of each setting", size, sharex=True)
     for axis, (label, counts_of_seeds) in zip(places, counted.items(), strict=True):
         image = class_panel(axis, counts_of_seeds, windows[label], label)
-    places[-1].set_xlabel("round" + "; dashed: the drift; bold: its classes" * any(windows.values()) + left_out)
-    at_whole_numbers(places[-1].xaxis)
+    at_whole_numbers(places[-1], "round" + "; dashed: the drift; bold: its classes" * any(windows.values()) + left_out)
     figure = figure_of(places[0])
     figure.colorbar(image, ax=places, label="accuracy (%)", shrink=0.9)
     return figure
@@ -247,21 +244,14 @@ def _curves(axis: Any, runs: Sequence[Run], mode: str | None, windows: Sequence[
     split = "validation" if all(tested_set(settings(run)) == "val" for run in runs) else "test"
     axis.set(ylabel=f"{split} accuracy (%)", ylim=(0, 101))
     headline(axis, f"{seeds_words(curves, 'test/acc')}; grey: samples missing")
-    plain(axis)
     which = f" ({_spans(missing)})" if len(taken) == 1 else ""
     named = {part + which * (part == MISSING): style for part, style in styles.items()}
     legend(axis, curves, named, below=False)
 
 
 def _signals(axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]]) -> None:
-    """Draws the variance of the weight update over rounds on a logarithmic scale.
-
-    `watched`: `_watched`. A thick line is the moving mean of a detector; that of a run's second detector is dashed like
-    its threshold. The alarm is on while the mean is below the threshold, which is a fraction of the reference. Of a
-    detector without a threshold WV alone is drawn.
-    """
-    from matplotlib.ticker import LogLocator, NullFormatter
-
+    """Draws the variance of the weight update, and the moving mean, reference and threshold of each of the detectors
+    `watched`; the mean of a run's second detector is dashed like its threshold."""
     named: dict[str, None] = {}
     for colour, tables in watched.items():
         for second, (name, table) in enumerate(tables.items()):
@@ -278,18 +268,14 @@ def _signals(axis: Any, watched: Mapping[str, Mapping[str, pandas.DataFrame]]) -
                 axis.plot(table["done"], table[column], color=colour, linewidth=width, linestyle=style)
                 named[words] = None
     axis.set_yscale("log")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.yaxis.set_minor_formatter(NullFormatter())
+    few_log_ticks(axis.yaxis)
     axis.set_ylabel("weight-update\nvariance")
     headline(axis, "; ".join(named))
-    plain(axis)
 
 
 def class_panel(axis: Any, counts: Sequence[ClassCounts], window: DriftWindow | None, title: str = "") -> Any:
-    """Draws accuracy by class and round (mean over seeds), with lines where the window begins and ends.
-
-    Returns the image, for a colour bar. Missing classes have bold numbers; classes without a test sample are grey.
-    """
+    """Draws accuracy by class and round (mean over seeds), with lines where the window begins and ends, and bold
+    numbers of its classes. Returns the image, for a colour bar."""
     from matplotlib import colormaps
 
     done, shares = class_accuracies(counts)
@@ -311,12 +297,12 @@ def class_panel(axis: Any, counts: Sequence[ClassCounts], window: DriftWindow | 
             axis.axvline(edge, color="white", linewidth=2)
             axis.axvline(edge, color="#111111", linewidth=1, linestyle="--")
     axis.set_ylabel("class")
+    axis.grid(visible=False)
     axis.set_title(title, fontsize=9, loc="left")
     return drawn
 
 
 def _shade(axis: Any, windows: Iterable[DriftWindow | None]) -> None:
-    """Shades the rounds of the windows."""
     for window in dict.fromkeys(window for window in windows if window is not None):
         axis.axvspan(window.start - 0.5, window.stop - 0.5, color=SHADE, linewidth=0, zorder=0)
 
@@ -340,7 +326,6 @@ def _mark(axis: Any, rows: Sequence[AlarmRow]) -> None:
     axis.set_ylim(len(rows) - 0.5, -0.5)
     several = any(len(row.rounds) > 1 for row in rows)
     axis.set_title("alarms" + "; pale: of some seeds" * several, fontsize=9, loc="left")
-    plain(axis)
     axis.grid(axis="y", visible=False)
 
 
@@ -362,10 +347,8 @@ def _alarms(settings_of: Mapping[str, Mapping[Any, Run]]) -> list[AlarmRow]:
 
 
 def _watched(settings_of: Mapping[str, Mapping[Any, Run]]) -> dict[str, dict[str, pandas.DataFrame]]:
-    """`alarms.signals` of one run of each setting that has some, by the setting's colour.
-
-    A detector whose statistic is no mean of WV has its `wv` alone, the other columns are NaN.
-    """
+    """`alarms.signals` of one run of each setting that has some, by the setting's colour. A detector whose statistic is
+    no mean of WV has its `wv` alone."""
     watched = {}
     for seeds, colour in zip(settings_of.values(), colours_of(settings_of), strict=True):
         run = next((run for run in seeds.values() if signals(run)), None)
@@ -379,8 +362,7 @@ def _watched(settings_of: Mapping[str, Mapping[Any, Run]]) -> dict[str, dict[str
 
 
 def class_accuracies(counts: Sequence[ClassCounts]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """(rounds `[N]` that all seeds tested, accuracy by class `[N, C]`, the mean over the seeds that tested the
-    class)."""
+    """(rounds `[N]` that all seeds tested, mean accuracy by class `[N, C]`)."""
     done = sorted(set.intersection(*(set(tested.done.tolist()) for tested in counts)))
     shares = []
     for tested in counts:

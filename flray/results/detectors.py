@@ -62,11 +62,9 @@ def recorded(run: Run) -> Series:
 def compare_detectors(
     runs: Iterable[str | Path | Run], detectors: Mapping[str, Detector] = DETECTORS
 ) -> pandas.DataFrame:
-    """A row a detector, made to read the runs' signals from the first round on; nothing of its own may have changed
-    them. Columns: :func:`summary`; a detector that a run's signal does not suffice for is left out.
-
-    Raises `ConfigError` for a run without a detector's signal, and without a run.
-    """
+    """A row a detector, made to read the runs' signals from the first round on. Columns: :func:`summary`; a detector
+    that a run's signal does not suffice for is left out. Raises `ConfigError` for a run without a detector's signal,
+    and without a run."""
     if not (runs := [*runs]):
         raise ConfigError("no run to compare detectors on; name run folders of diagnostics=[latent_forgetting]")
     read = [run if isinstance(run, Run) else load(run) for run in runs]
@@ -77,8 +75,7 @@ def compare_detectors(
 
 
 def scored(run: Run, detectors: Mapping[str, Detector] = DETECTORS) -> pandas.DataFrame:
-    """A row a detector, made to read the signals of one run. One that reads what was not recorded (the head's rows, the
-    cohort's weights: by FedMemo itself) is left out.
+    """A row a detector, made to read the signals of one run. One that reads what was not recorded is left out.
 
     `drift`: whether data are missing in some rounds; then `precision`, `recall`, `f1` by round, `f1_adjusted`, the
     share of `false_alarms` outside of the window, the `delay` in rounds to the first alarm that begins in it (NaN:

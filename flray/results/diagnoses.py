@@ -107,11 +107,8 @@ def memory(run: Run, metric: str = "test/acc") -> pandas.DataFrame:
 
 class Correlation(NamedTuple):
     """Pearson's `r` over `rounds` rounds, `p` of its two-sided test, and `changes`: r of the differences between
-    rounds. NaN below three rounds or if a value never varies.
-
-    Any two numbers that change steadily during training are correlated, and rounds are not independent, as the test
-    assumes. `changes` has no such common trend.
-    """
+    rounds, which have no common trend (rounds are not independent, as the test assumes). NaN below three rounds or if a
+    value never varies."""
 
     r: float
     p: float

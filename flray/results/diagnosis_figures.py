@@ -17,6 +17,7 @@ from flray.results.colours import colours_of, markers_of
 from flray.results.figures import (
     GREY,
     Folders,
+    at_whole_numbers,
     axis_label,
     by_setting,
     draw_lines,
@@ -25,7 +26,6 @@ from flray.results.figures import (
     figure_of,
     legend,
     open_runs,
-    plain,
 )
 from flray.results.paired import describe, key_named
 from flray.results.rendering import digits_lost, heading
@@ -133,8 +133,10 @@ def _lines(
         if zero:
             panel.axhline(0, color=GREY, linewidth=1)
         draw_lines(panel, frame[frame["panel"] == name], styles)
-        plain(panel, x[1] if x[0] in ("done", "step") else "")
-        panel.set_xlabel(x[1])
+        if x[0] in ("done", "step"):
+            at_whole_numbers(panel, x[1])
+        else:
+            panel.set_xlabel(x[1])
     if y:
         panels[0].set_ylabel(y)
     _legend(panels[-1], frame, styles, axes)
@@ -248,7 +250,7 @@ def memory(folders: Folders, axes: Given = None) -> Figure:
     columns = dict(zip([("", style) for style in styles], ("loss_after", "ensemble_drift"), strict=True))
     frame = tidy(averaged(runs, diagnoses.memory), columns)
     draw_lines(over, frame, styles)
-    plain(over, "round")
+    at_whole_numbers(over, "round")
     over.set_ylabel("memory loss (KL, nats)")
     _legend(over, frame, styles, axes)
     correlated = ["a point a round"]
@@ -260,7 +262,6 @@ def memory(folders: Folders, axes: Given = None) -> Figure:
         correlated += [f"{label}: {_of_seeds(known)}"] if known else []
     beside.set_title("\n".join(correlated), fontsize=9, loc="left")  # inside, they would cover points
     beside.set(xlabel="memory loss of the local models (KL, nats)", ylabel=axis_label("test/acc"))
-    plain(beside)
     return figure_of(over)
 
 
@@ -299,7 +300,6 @@ def layers(folders: Folders, axes: Given = None) -> Figure:
             places = np.arange(len(names)) + 0.8 * ((number + 0.5) / len(tables) - 0.5)
             panel.bar(places, table.set_index("layer")[column].reindex(names), 0.8 / len(tables), color=colour)
         panel.set_xticks(range(len(names)), names, rotation=30, ha="right")
-        plain(panel)
     legend(panels[-1], tables, {}, axes is None)
     return figure_of(panels[0])
 
@@ -340,7 +340,6 @@ def propositions(folders: Folders, axes: Given = None) -> Figure:
         panel.plot([min(ends), max(ends)], [min(ends), max(ends)], color=GREY, linewidth=1, zorder=0)
         panel.xaxis.set_major_locator(MaxNLocator(5))
         panel.set_xlabel("predicted by the proposition")
-        plain(panel)
     panels[0].set_ylabel("FedSOL's step, to first order")
     panels[0].legend(frameon=False, fontsize=8)
     return figure_of(panels[0])

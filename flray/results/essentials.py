@@ -28,11 +28,8 @@ FATES = {"late": "late", "partial": "stopped early", "lost": "left", "stale": "t
 
 
 def essentials(run: Run) -> dict[str, str]:
-    """A run in a few lines: name of the line -> text; lines without content are left out.
-
-    A damaged table gives a line `damaged`, and one that has lost rows a `RowsMissingWarning`; the other lines are still
-    there. Raises `CheckpointError` for a folder that is not a run.
-    """
+    """A run in a few lines: name of the line -> text. A damaged table gives a line `damaged`, one that has lost rows a
+    `RowsMissingWarning`. Raises `CheckpointError` for a folder that is not a run."""
     config = settings(run)
     facts = {"run": about(config) or run.place, "status": run.standing}
     problems = []

@@ -43,29 +43,23 @@ GREY, SHADE, INK = "#8a94a3", "#8a94a340", "#5b6675"  # of no setting: lines, gr
 def blank(width: float, height: float) -> Figure:
     """An empty figure of this size in inches, with a constrained layout; a notebook shows it without pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    figure = _shown()(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    figure._repr_png_ = functools.partial(_repr_png_, figure)
     return figure
 
 
-@functools.cache
-def _shown() -> type[Figure]:
-    """The class of figures that a notebook shows without `%matplotlib inline`; matplotlib is imported here."""
-    from matplotlib.figure import Figure
+def _repr_png_(figure: Figure) -> bytes:
+    """A PNG with at most 256 colours: a third of the size, for notebooks under version control."""
+    from PIL import Image
 
-    class Shown(Figure):
-        def _repr_png_(self) -> bytes:
-            """A PNG with at most 256 colours: a third of the size, for notebooks under version control."""
-            from PIL import Image
-
-            drawn, small = io.BytesIO(), io.BytesIO()
-            self.savefig(drawn, format="png", dpi=100)
-            picture = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-            picture.save(small, format="png", optimize=True)
-            return small.getvalue()
-
-    return Shown
+    drawn, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=100)
+    picture = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    picture.save(small, format="png", optimize=True)
+    return small.getvalue()
 
 
 def figure_of(axis: Axes) -> Figure:
@@ -77,15 +71,12 @@ def figure_of(axis: Axes) -> Figure:
 
 def one_axis(axis: Axes | None, width: float = 7.2, height: float = 4.4) -> tuple[Figure, Any]:
     """(figure, axis): the caller's axis and its figure, or a new figure of this size in inches with one axis."""
-    if axis is not None:
-        return figure_of(axis), axis
-    figure = blank(width, height)
-    return figure, figure.subplots()
+    (drawn,) = grid_of(None if axis is None else [axis], 1, "one panel", (width, height))
+    return figure_of(drawn), drawn
 
 
 def given(axes: Axes | Iterable[Any], count: int, what: str) -> list[Any]:
-    """The caller's axes, in any nesting, as a flat list. Raises `ConfigError` unless there are `count`; `what` names
-    the panels."""
+    """The caller's axes as a flat list. Raises `ConfigError` unless there are `count`; `what` names the panels."""
     flat: list[Any] = np.array(axes, dtype=object).ravel().tolist()
     if len(flat) != count:
         raise ConfigError(f"{len(flat)} axes given, and {count} are drawn ({what}): give so many, or none")
@@ -95,16 +86,22 @@ def given(axes: Axes | Iterable[Any], count: int, what: str) -> list[Any]:
 def grid_of(
     axes: Iterable[Any] | None, count: int, what: str, size: tuple[float, float], columns: int = 1, **look: Any
 ) -> list[Any]:
-    """`count` axes: the caller's, or those of a new figure of `size` inches with at most `columns` beside each other.
+    """`count` axes with two spines and a light grid: the caller's, or those of a new figure of `size` inches with at
+    most `columns` beside each other.
 
     `look` goes to `Figure.subplots`; `what` names the panels in an error.
     """
     if axes is not None:
-        return given(axes, count, what)
-    columns = min(columns, count)
-    panels: list[Any] = blank(*size).subplots(-(-count // columns), columns, squeeze=False, **look).ravel().tolist()
+        panels = given(axes, count, what)
+    else:
+        columns = min(columns, count)
+        panels = blank(*size).subplots(-(-count // columns), columns, squeeze=False, **look).ravel().tolist()
     for axis in panels[count:]:
         axis.set_axis_off()
+    for axis in panels[:count]:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(color="#e4e7eb", linewidth=0.6)
+        axis.set_axisbelow(True)
     return panels[:count]
 
 
@@ -148,6 +145,7 @@ def draw_cells(
             axis.text(column, row, format(value, shown), ha="center", va="center", color=ink, fontsize=8)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
+    axis.grid(visible=False)
     return image
 
 
@@ -214,8 +212,7 @@ def by_setting(runs: Sequence[Run]) -> dict[str, dict[Any, Run]]:
 def drawn_seeds(seeds: Mapping[Any, Run]) -> tuple[dict[Any, Run], Counter[str]]:
     """(the seeds of a setting that a mean is over, how many others `failed` or `diverged`).
 
-    Where a seed has finished, those that failed or diverged are left out, as in tables: their tables end early, and a
-    mean over all would end with them.
+    Where a seed has finished these are left out, as in tables: a mean over all would end with them.
     """
     ends = {seed: run.status.partition(" ")[0].rstrip(":") for seed, run in seeds.items()}
     gone = [seed for seed, end in ends.items() if end in ("failed", "diverged") and "finished" in ends.values()]
@@ -235,8 +232,7 @@ def left_out_words(counts: Iterable[Counter[str]]) -> str:
 
 
 def spread_words(seeds: Sequence[int], metric: str, single: str, spread: str = "band") -> str:
-    """A caption of the spread: the mean of how many `seeds` a setting, the name of single ones, and of the interval;
-    without a name they are not drawn."""
+    """A caption of the spread: of how many `seeds` a setting, the names of single ones and of the interval."""
     if max(seeds) == 1:
         return "one seed" if len(seeds) == 1 else "one seed each"
     parts = [f"mean over {f'{min(seeds)} to ' * (min(seeds) < max(seeds))}{max(seeds)} seeds"]
@@ -261,7 +257,6 @@ _WORDS = {
 
 
 def axis_label(metric: str) -> str:
-    """The label of a metric on an axis: its words and the unit."""
     unit = " (%)" if is_share(metric) else " (nats)" if metric in ("test/loss", "val/loss") else ""
     return f"{in_words(metric)}{unit}"
 
@@ -286,40 +281,37 @@ def end_at_all(axis: Any, least: float = 0.0) -> None:
 
 
 def no_narrower(axis: Any, width: float) -> None:
-    """Widens a y axis around its middle to `width`, that of an interval: else a difference within it fills the
-    figure."""
+    """Widens a y axis to `width`, that of an interval: else a difference within it fills the figure."""
     low, high = axis.get_ylim()
     lacking = max(0.0, width - (high - low)) / 2
     axis.set_ylim(low - lacking, high + lacking)
 
 
-def at_whole_numbers(side: Any) -> None:
-    """Puts the ticks of one side of an axis (`axis.xaxis`) at whole numbers, also if there is only one."""
+def at_whole_numbers(axis: Any, label: str) -> None:
+    """Labels the x axis, and puts its ticks at whole numbers, also if there is only one."""
     from matplotlib.ticker import MaxNLocator
 
-    side.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axis.set_xlabel(label)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def plain(axis: Any, integers: str = "") -> None:
-    """Leaves two spines and a light grid. `integers` labels the x axis, whose ticks are then whole numbers."""
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(color="#e4e7eb", linewidth=0.6)
-    axis.set_axisbelow(True)
-    if integers:
-        axis.set_xlabel(integers)
-        at_whole_numbers(axis.xaxis)
+def few_log_ticks(side: Any) -> None:
+    """Labels at 1, 2 and 5 of each decade of a logarithmic side of an axis (`axis.xaxis`): Matplotlib's own labels
+    overlap on a short one."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    side.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    side.set_major_formatter(StrMethodFormatter("{x:g}"))
+    side.set_minor_formatter(NullFormatter())
 
 
 # files ---------------------------------------------------------------------------------------------
-def save(figure: Any, out: str | Path) -> Path:
-    """Writes the figure at 150 dots an inch; the suffix gives the format, and the same figure the same bytes. Raises
-    `ConfigError` if that fails."""
-    return _write(figure, Path(out), DPI)
-
-
-def _write(figure: Any, out: Path, dpi: int) -> Path:
+def save(figure: Any, out: str | Path, dpi: int = DPI) -> Path:
+    """Writes the figure; the suffix gives the format, and the same figure the same bytes. Raises `ConfigError` if that
+    fails."""
     from matplotlib import rc_context
 
+    out = Path(out)
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     with drawing(out) as path, rc_context({"pdf.fonttype": 42, "svg.hashsalt": "flray"}):
         figure.savefig(path, dpi=dpi, metadata=undated.get(out.suffix.lower()))
@@ -328,10 +320,7 @@ def _write(figure: Any, out: Path, dpi: int) -> Path:
 
 @contextmanager
 def drawing(out: str | Path) -> Iterator[Path]:
-    """The path that this block writes to, beside `out` and with its suffix; the figure then replaces an earlier one.
-
-    Makes the folder. Errors become `ConfigError`.
-    """
+    """The path that this block writes to, beside `out`, which it then replaces. Errors become `ConfigError`."""
     path = Path(out)
     try:
         with writing(path, kind=ConfigError):
@@ -364,19 +353,15 @@ FLATTER = 0.8  # of the height of a figure that is made wider than it was drawn
 
 
 def save_styled(figure: Figure, out: str | Path, style: str) -> list[Path]:
-    """Writes the figure in a style of `STYLES` as PDF, SVG and PNG, named as `out` with these suffixes.
-
-    Letters are letters in the PDF (TrueType), outlines in the SVG. Raises `ConfigError` for another style, or if a file
-    cannot be written.
-    """
+    """Writes the figure in a style of `STYLES` as PDF (with TrueType letters), SVG and PNG, named as `out`. Raises
+    `ConfigError`."""
     fit(figure, style)
     base = Path(out)
     stem = base.stem if base.suffix.lower() in FORMATS else base.name  # figure_a0.1 has no suffix
-    return [_write(figure, base.with_name(stem + suffix), 2 * DPI) for suffix in FORMATS]
+    return [save(figure, base.with_name(stem + suffix), 2 * DPI) for suffix in FORMATS]
 
 
 def check_style(style: str | None) -> None:
-    """Raises `ConfigError` for a style that is none of `STYLES`."""
     if style is not None and style not in STYLES:
         raise unknown("--style", style, STYLES)
 

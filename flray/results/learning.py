@@ -24,7 +24,6 @@ from flray.results.figures import (
     no_narrower,
     one_axis,
     open_runs,
-    plain,
     spread_words,
 )
 from flray.results.intervals import MIN_PAIRS, interval, is_share, widest
@@ -60,11 +59,10 @@ class Curve(NamedTuple):
 
 
 def curves(folders: Folders, metric: str = "test/acc", x: str = "rounds", axis: Axes | None = None) -> Figure:
-    """Draws a column of `rounds/` over `x`, one line a setting: rounds, or steps, bytes (up: of clients alone, a
-    logarithmic axis), FLOPs, virtual time (`devices`), seconds summed from the first round.
+    """Draws a column of `rounds/` over `x`, one of `axes.AXES`, one line a setting.
 
     Runs that differ only in the seed share a line: the mean over seeds, up to the last round that all of them have.
-    Seeds that failed or diverged are left out where another has finished. The title says both.
+    Seeds that failed or diverged are left out where another has finished.
     From 5 seeds on a band is the 95 % t-interval of the mean; below that each seed is a thin line. Over other axes than
     rounds a point lies at the seeds' mean x. Draws into `axis` if given. Raises `ConfigError` if no run has the metric
     or the axis.
@@ -80,9 +78,10 @@ def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = N
     scale = 100 if is_share(metric) else 1
     size, unit = _unit(AXES[x], max(curve.seeds_x.max() for curve in curves.values()))
     lines(plot, curves, scale, size)
-    plot.set_xlabel(f"{AXES[x].label} ({unit})" if unit else AXES[x].label)
+    label = f"{AXES[x].label} ({unit})" if unit else AXES[x].label
+    plot.set_xlabel(label)
     if x == "rounds":
-        at_whole_numbers(plot.xaxis)
+        at_whole_numbers(plot, label)
     elif AXES[x].log:
         plot.set_xscale("log")
     plot.set_ylabel(axis_label(metric))
@@ -90,7 +89,6 @@ def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = N
     no_narrower(plot, scale * widest([curve.seeds[:, -1] for curve in curves.values()], MIN_PAIRS))
     if scale == 100:
         end_at_all(plot)
-    plain(plot)
     if outside:
         columns = max(1, min(3, int(DENSITY * figure.get_figwidth()) // longest))
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
@@ -111,8 +109,7 @@ def seeds_words(curves: Mapping[str, Curve], metric: str) -> str:
 def lines(
     axis: Any, curves: Mapping[str, Curve], scale: float = 1.0, unit: float = 1.0, style: str | None = None
 ) -> None:
-    """Draws curves by setting into an axis: `scale` times their values over x / `unit`, with a band from 5 seeds on,
-    else with the single seeds as thin lines. `style` is one line style for all; None: one each."""
+    """Draws curves by setting: `scale` times their values over x / `unit`. `style`: of all lines; None: one each."""
     styles = styles_of(curves) if style is None else [style] * len(curves)
     looks = zip(curves, colours_of(curves), styles, markers_of(curves), strict=True)
     uneven = len({len(curve.seeds) for curve in curves.values()}) > 1  # else the title says how many

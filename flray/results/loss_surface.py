@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.core.schema.errors import ConfigError, unknown
-from flray.results.figures import Folders, figure_of, grid_of, names_of, open_runs
+from flray.results.figures import Folders, few_log_ticks, figure_of, grid_of, names_of, open_runs
 from flray.rundir.reader import Run
 from flray.streams import stderr
 
@@ -58,8 +58,6 @@ def landscape(
     statistics. Draws into `axes` if given, one for each run. Raises `ConfigError` for other directions, fewer than 3
     points, a span of 0, and a run without such a model.
     """
-    from matplotlib.ticker import LogLocator, StrMethodFormatter
-
     from flray.engine.this_process import as_in_a_run
 
     if directions not in DIRECTIONS:
@@ -80,9 +78,9 @@ def landscape(
         axis.set_xlabel(DIRECTIONS[directions][0])
     for axis in places[::4] if axes is None else places[:1]:
         axis.set_ylabel(DIRECTIONS[directions][1])
-    ticks: dict[str, Any] = {"ticks": LogLocator(subs=(1, 2, 5)), "format": StrMethodFormatter("{x:g}")}
     words = f"loss on {max(surface.samples for surface in surfaces)} test samples"
-    bar = figure_of(places[0]).colorbar(drawn, ax=places, label=words, shrink=0.9, **ticks)
+    bar = figure_of(places[0]).colorbar(drawn, ax=places, label=words, shrink=0.9)
+    few_log_ticks(bar.ax.yaxis)
     bar.ax.minorticks_off()
     return figure_of(places[0])
 
@@ -106,6 +104,7 @@ def surface_panel(axis: Any, surface: Surface, scale: Any, levels: Sequence[floa
         title += f"\n$\\lambda_1$ = {first:.3g},  $\\lambda_1/\\lambda_{VALUES}$ = {first / last:.3g}" if last else ""
     axis.set_title(title, fontsize=10, loc="left")
     axis.set_aspect("equal")
+    axis.grid(visible=False)
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     return drawn

@@ -203,10 +203,7 @@ def listed_runs(runs: str | Path | reader.Run | Iterable[Any]) -> list[Any]:
 
 
 def load(folder: str | Path) -> Run:
-    """The run in a folder, or at the URI of a storage.
-
-    Raises `CheckpointError` if there is none; the message names the runs inside or beside that place.
-    """
+    """The run in a folder, or at the URI of a storage. Raises `CheckpointError` if there is none."""
     return Run(reader.load(folder).place)
 
 

@@ -226,11 +226,8 @@ def _wanted(frame: pandas.DataFrame, reference: str | Mapping[str, Any]) -> dict
 
 
 def key_named(frame: pandas.DataFrame, name: str) -> str:
-    """The key of a setting by its full name, by its last part (`rho`) if only one key ends so, or by the section that
-    it names (`aggregation` for `aggregation.name`), as `flray run` takes it.
-
-    Raises `ConfigError` for a name of no key or of several keys.
-    """
+    """The key of a setting by its full name, by its last part (`rho`) if only one key ends so, or by its section
+    (`aggregation` for `aggregation.name`). Raises `ConfigError` for a name of no key or of several keys."""
     keys = keys_of(frame)
     short = [key for key in keys if key.rpartition(".")[2] == name]
     short = [key for key in (f"{name}.name", f"{name}.source") if key in keys] or short
@@ -246,7 +243,7 @@ def describe(setting: Mapping[Any, Any], exact: Container[str] = ()) -> str:
 
 
 def selector(setting: Mapping[Any, Any]) -> str:
-    """`algorithm=fedsol,algorithm.rho=0.5`: the setting as a reference of `paired`."""
+    """`algorithm=fedsol,algorithm.rho=0.5`."""
     values = {key: value for key, value in setting.items() if key != "name" and not missing(value)}
     return ",".join(f"{key}={float(v)!r}" if isinstance(v, float) else f"{key}={v}" for key, v in values.items())
 
@@ -256,12 +253,8 @@ def _selector_with_name(setting: Mapping[Any, Any]) -> str:
 
 
 def labels(frame: pandas.DataFrame, section: str = "") -> Callable[[Mapping[Any, Any]], str]:
-    """Returns a function that names a setting of `compare`'s table: the algorithm, and the keys that distinguish it, of
-    a `section` alone if it is given.
-
-    A key of the algorithm is in the name only if runs of this algorithm differ in it. Numbers have six digits, or
-    all where six are not enough to tell two of a key apart.
-    """
+    """A function that names a setting of `compare`'s table: the algorithm, and the keys that distinguish it, of a
+    `section` alone if it is given; keys of the algorithm only if its own runs differ in them."""
     exact = digits_lost(frame, keys_of(frame))
     keys = [key for key in keys_of(frame) if key not in ("name", "algorithm") and key.startswith(section)]
     own = {name: {key for key in keys if rows[key].map(str).nunique() > 1} for name, rows in frame.groupby("algorithm")}

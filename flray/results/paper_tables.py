@@ -32,12 +32,9 @@ ESCAPED = {
 
 
 def paper_table(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFrame:
-    """Text cells of `compare`'s table over seeds: the keys of a setting, `n` seeds, and `metric`; over tasks the
-    inference mode, ACC, FT and right tasks instead of `test/acc`, which stands for the ACC of a setting without tasks.
-    Shares are in per cent.
-
-    `attrs["caption"]` says what ± is, and of which settings ACC is `test/acc`.
-    """
+    """Text cells of `compare`'s table over seeds: the keys of a setting, `n` seeds, and `metric` (shares in per cent);
+    over tasks the inference mode, ACC, FT and right tasks instead of `test/acc`, which stands for the ACC of a setting
+    without tasks. `attrs["caption"]` says so, and what ± is."""
     import pandas
 
     modes = by_mode(frame) if metric == "test/acc" else frame.iloc[:0]

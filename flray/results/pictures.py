@@ -138,12 +138,8 @@ def _partition(runs: Sequence[Run]) -> Figure | None:
 
 
 def svg(figure: Figure, name: str, width: float | None = None) -> str:
-    """The figure as an inline SVG element in the colour of the surrounding text. `name` makes its ids unique on the
-    page.
-
-    `width` in inches, or the figure's own. With `PAGE` it is as wide as the page on a desk; on a phone it scrolls
-    sideways, with letters that can be read.
-    """
+    """The figure as an inline SVG element in the colour of the surrounding text; `name` makes its ids unique.
+    `width` in inches, or the figure's own: `PAGE` is that of the page, on a phone it scrolls sideways."""
     from matplotlib import rc_context
 
     if width is not None:

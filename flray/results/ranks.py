@@ -150,12 +150,11 @@ def places(scores: pandas.DataFrame, metric: str, ties: Literal["average", "min"
 
 
 def exact_p(placed: NDArray[np.float64]) -> float:
-    """The share of all tables with these `placed [N, k]` ranks, permuted within each block, whose Friedman statistic is
-    at least as large; NaN for more than about `MOST` steps.
+    """The share of all tables with these `placed [N, k]` ranks, permuted within each block (Friedman 1937), whose
+    statistic is at least as large; NaN for more than about `MOST` steps.
 
-    Without a difference between methods every order within a block is equally likely (Friedman 1937). Ties stay, so the
-    statistic grows with the sum of squares of the rank sums. The rank sums are counted block by block; their order does
-    not matter, so they are sorted.
+    Ties stay, so the statistic grows with the sum of squares of the rank sums, which are counted block by block; their
+    order does not matter, so they are sorted.
     """
     rows = np.rint(2 * placed).astype(np.int64)  # ranks that are shared are halves
     seen = int((rows.sum(axis=0) ** 2).sum())
@@ -221,10 +220,8 @@ def words(ranked: Ranks) -> list[str]:
 
 
 def over_settings(frame: pandas.DataFrame, metric: str) -> tuple[list[str], dict[str, pandas.DataFrame]]:
-    """(the test in sentences, its table by title) for at least three methods and two settings; else nothing.
-
-    Several seeds of one setting are compared in pairs instead (`paired`), a stronger test than that of ranks.
-    """
+    """(the test in sentences, its table by title) for at least three methods and two settings; else nothing: seeds of
+    one setting are compared in pairs (`paired`), a stronger test."""
     try:
         ranked = ranks(frame, metric)
     except ConfigError:

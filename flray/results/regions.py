@@ -46,12 +46,12 @@ def decision_regions(
 ) -> Figure:
     """A strip of panels for each run: for every round the models that `models` names, of `before`, `local` and `after`.
 
-    `before` and `after` are the global model, `local` the clients' models after local training, as in FedProj's Iris
-    pilot (Figure 1). Default `rounds`: the first, one after a quarter of the run, and the last. Default `clients`:
-    three of each round's cohort whose classes differ most. A client's panel highlights its own samples. Titles have
-    the accuracy over all samples, train and (if there is one) test. The models come from replaying the runs, which is
-    fast with `checkpoint.every=1 checkpoint.keep=0`. Draws into `axes`, run by run, if given. Raises `ConfigError` for
-    data without exactly two features, a client outside the cohort, or a round that a run did not reach.
+    `before` and `after` are the global model, `local` the clients' models after local training (FedProj Figure 1).
+    Default `rounds`: the first, one after a quarter of the run, and the last; `clients`: three of each cohort whose
+    classes differ most. A client's panel highlights its own samples. Titles have the accuracy over all samples, train
+    and test. The runs are replayed, which is fast with `checkpoint.every=1 checkpoint.keep=0`. Draws into `axes`, run
+    by run, if given. Raises `ConfigError` for data without exactly two features, a client outside the cohort, or a
+    round that a run did not reach.
     """
     replays, labels, rounds = _opened(folders, rounds)
     strips = [[_panels(replay, round, models, clients) for round in rounds] for replay in replays]
@@ -106,10 +106,7 @@ def film(
 def _opened(
     folders: Folders, rounds: Sequence[int] | None, most: int | None = None
 ) -> tuple[list[Replay], list[str], list[int]]:
-    """(replays of the runs, their names, the rounds to show, ascending).
-
-    Default rounds: `most` of them over the whole run, or three if `most` is not given.
-    """
+    """(replays of the runs, their names, the rounds to show); default: `most` over the whole run, or three."""
     from flray.engine.replay import Replay
 
     runs = open_runs(folders)
@@ -252,11 +249,9 @@ def _fill(row: Sequence[Any], panels: Sequence[Panel], replay: Replay, limits: n
 
 def draw_regions(
     axis: Any, panel: Panel, samples: tuple[np.ndarray, np.ndarray], num_classes: int, limits: np.ndarray
-) -> Any:
-    """Draws the regions, the samples `(x [n, 2], y [n])` and the accuracy of one model; returns the axis.
-
-    `limits [2, 2]` are the lower and the upper corner of the plane. The axis is cleared first.
-    """
+) -> None:
+    """Draws the regions, the samples `(x [n, 2], y [n])` and the accuracy of one model into a cleared axis; `limits
+    [2, 2]` are the lower and the upper corner of the plane."""
     from matplotlib.colors import ListedColormap, to_rgb
 
     x, y = samples
@@ -284,7 +279,6 @@ def draw_regions(
     axis.set(xlim=limits[:, 0], ylim=limits[:, 1], xticks=[], yticks=[], ylabel=label)
     for side in axis.spines.values():
         side.set_linewidth(1.6 if is_global else 0.6)
-    return axis
 
 
 def _check_planar(replay: Replay) -> None:

@@ -70,10 +70,9 @@ def render(frame: pandas.DataFrame, title: str = "") -> RichTable:
 
 
 def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """Tables for `render` and `to_markdown`, by title, of the table of `by_mode` or `modes_of`: a metric and its
-    interval in one cell, mean ± half the interval, which is not cut off.
+    """The table of `by_mode` or `modes_of` for `render` and `to_markdown`: tables of tasks, drift and alarms (a row a
+    detector) by title, with mean ± half the interval, which is not cut off, in one cell.
 
-    One table for the tasks, one for the drift, one for the alarms (a row a detector, by name), each if it has content.
     Leaves out metrics without values, and variants that differ from another metric only in the divisor.
     """
     import pandas
@@ -104,10 +103,8 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
 
 
 def _by_detector(frame: pandas.DataFrame, lead: Sequence[str]) -> pandas.DataFrame:
-    """A row for each detector, with the columns `detect/f1@fedmemo` as `detect/f1` and `detector`.
-
-    An algorithm's own detector comes before the diagnostic.
-    """
+    """A row for each detector, with the columns `detect/f1@fedmemo` as `detect/f1` and `detector`; the diagnostic comes
+    last."""
     import pandas
 
     columns = [column for column in map(str, frame) if column.startswith("detect/")]
@@ -183,12 +180,11 @@ def _enough(frame: pandas.DataFrame) -> pandas.Series:
 
 
 def _of_end(column: str) -> str:
-    """The metric of a column of its interval."""
     return next((column.removesuffix(end) for end in ENDS if end and column.endswith(end)), column)
 
 
 def to_markdown(frame: pandas.DataFrame) -> str:
-    """The table of `render` as Markdown, columns aligned; ends with a newline."""
+    """The table of `render` as Markdown."""
     heads, rows = cells(frame)
     texts = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
     widths = [max(3, *(len(row[i]) for row in texts)) for i in range(len(heads))]
@@ -227,11 +223,8 @@ def _common_name(frame: pandas.DataFrame) -> str:
 
 
 def shown_columns(frame: pandas.DataFrame) -> list[str]:
-    """The columns that `cells` shows, in their order: those that differ or carry a result.
-
-    The numbers of tasks and drift come before the others. Options of an algorithm that have one value in all rows of
-    the algorithm come last in a table of runs, and are left out of the others: the algorithm's name says as much.
-    """
+    """The columns that `cells` shows, in their order: those that differ or carry a result. Options of an algorithm with
+    one value in all its rows come last in a table of runs, and are left out of the others."""
     hidden = {"folder", "p_t", "p_wilcoxon"} | ({"name"} if _common_name(frame) else set())
     hidden |= {column for column in ("diverged", "unfinished") if column in frame and not frame[column].any()}
     # where every run was tested once the best and the mean of the last are that test again
@@ -368,11 +361,8 @@ def _signed(column: str, value: float) -> str:
 
 # HTML ---------------------------------------------------------------------------------------------
 class Table:
-    """A table of `compare`, `summary`, `paired` or `spelled`, displayed as by `flray compare`: accuracies in per cent,
-    bytes and seconds in units, without columns that are the same in all rows, and with a note on the intervals.
-
-    `frame` is the table itself, in plain numbers.
-    """
+    """A table of `compare`, `summary`, `paired` or `spelled`, displayed as by `flray compare`; `frame` is the table
+    itself, in plain numbers."""
 
     def __init__(self, frame: pandas.DataFrame) -> None:
         self.frame = frame
@@ -391,8 +381,7 @@ class Table:
 
 
 def html_table(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
-    """An HTML table. The cells are HTML already; `right` marks the columns that are aligned at the right, as numbers
-    are."""
+    """An HTML table of cells that are HTML already; `right` marks the columns of numbers."""
     styles = [f' style="text-align: {"right" if number else "left"}"' for number in right]
     body = ""
     for row in rows:

@@ -64,12 +64,11 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportPage:
-    """The content of the page; `frame`, `table`, `ranks`, `evenly`, `modes` and `costs` are DataFrames.
+    """The content of the page.
 
-    `setting` is a line on what all runs share. `answers` are sentences; `caveats` are sentences on what is not
-    comparable. `table` has a row for each setting over its seeds, with paired differences if there is a reference.
-    `ranks` is empty without several settings, `modes` without tasks or a drift. `same` are the configuration's keys
-    that all runs share, `changed` those that differ. `pictures` are (title, note, inline SVG).
+    `setting` is a line on what all runs share; `caveats` are sentences on what is not comparable. `table` has a row for
+    each setting over its seeds, with paired differences if there is a reference. `ranks` is empty without several
+    settings, `modes` without tasks or a drift. `same` are the keys that all runs share, `changed` those that differ.
     """
 
     title: str
@@ -112,8 +111,7 @@ def report(
 
 
 def write(page: ReportPage, out: str | Path, format: str, refresh: int = 0) -> Path:
-    """Writes the page in one of `FORMATS`; a browser loads HTML again every `refresh` seconds. Raises `ConfigError` if
-    that fails."""
+    """Writes the page in one of `FORMATS`. Raises `ConfigError` if that fails."""
     path = Path(out)
     text = as_html(page, refresh) if refresh and format == "html" else text_of(page, format)
     with writing(path, kind=ConfigError):
@@ -267,8 +265,7 @@ def as_markdown(page: ReportPage) -> str:
 
 
 def as_html(page: ReportPage, refresh: int = 0) -> str:
-    """One page in a single file, with style, tables and pictures (SVG). A browser loads it again every `refresh`
-    seconds; 0: never."""
+    """One page in a single file. A browser loads it again every `refresh` seconds; 0: never."""
     drawn = {RANKS} if any(title == RANKS for title, *_ in page.pictures) else set()
     first, *others = (_part(title, note, table) for title, table, note in _tables(page) if title not in drawn)
     return filled(

@@ -43,14 +43,13 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
 
     Columns: `name`, `algorithm`, every configuration key whose value differs between the runs, `seed`, `done` (rounds),
     `status`, `test/acc` of the last tested round, `test/acc_best`, `test/acc_mean10` (mean over the last ten tested
-    rounds), `comm/bytes` (up and down, all clients), `time/s` (without start-up), `folder`. Bytes and time are sums
-    over the rounds and the beginnings and ends of tasks. Also `personal/ftE/acc_mean` if clients were tested on their
-    own shares, `val/acc` of the last round if the run held out a validation split, and with tasks or a drift `ACC`,
-    `FT`, `drift/acc_end` and others (`flray.metrics.names`). Accuracies are in [0, 1], NaN if nothing was tested.
+    rounds), `comm/bytes` (up and down, all clients) and `time/s` (without start-up) as sums over rounds and tasks,
+    `folder`. Also `personal/ftE/acc_mean` of a personalised test, `val/acc` of a validation split, and with tasks or a
+    drift `ACC`, `FT`, `drift/acc_end` and others (`flray.metrics.names`). Accuracies are in [0, 1], NaN if nothing was
+    tested.
 
-    A run with damaged tables, lost rows, or rounds of another configuration (an edited config.yaml, a change that a
-    resume accepted) says so in its status and does not count as finished.
-    Raises `CheckpointError` for a folder that is not a run.
+    A run with damaged tables, lost rows, or rounds of another configuration says so in its status and does not count as
+    finished. Raises `CheckpointError` for a folder that is not a run.
     """
     opened = [run if isinstance(run, Run) else Run(run) for run in runs]
     return _table(side_by_side(opened), [run.place for run in opened], [_measured(run) for run in opened])
@@ -59,11 +58,8 @@ def compare(runs: Iterable[str | Path | Run]) -> pandas.DataFrame:
 def planned(
     experiments: Sequence[Experiment], folders: Sequence[Path], optional: Sequence[str] = ()
 ) -> pandas.DataFrame:
-    """The table of `compare` for experiments that have not run yet, to check requests on it; measured values are
-    missing.
-
-    `optional`: the columns that only some runs have (`val/acc`, `personal/...`).
-    """
+    """The table of `compare` for experiments that have not run yet, to check requests on it. `optional`: the columns
+    that only some runs have (`val/acc`, `personal/...`)."""
     configs = [flat(experiment.dump()) for experiment in experiments]
     measured = _nothing("planned") | dict.fromkeys(optional, math.nan)
     return _table(configs, [str(folder) for folder in folders], [measured] * len(configs))
@@ -93,14 +89,11 @@ def _table(
 
 
 def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFrame:
-    """`compare`'s table over seeds.
+    """`compare`'s table over seeds, one row a setting: `n` finished runs, `mean`, `std` (ddof=1), and the 95 %
+    t-interval of the mean (`intervals.interval`), `low` to `high`.
 
-    Returns one row a setting: `n` finished runs, `mean`, `std` (ddof=1), and the 95 % t-interval of the mean, `low` to
-    `high`. Raises `ConfigError` when the table has no such metric.
-
-    The interval is mean +- t(0.975, n - 1) std / sqrt(n), of a share cut off at 0 and 1; NaN for n = 1. Runs that
-    diverged or did not finish are counted in `diverged` and `unfinished` and left out, as is a run without a value.
-    Several runs of one setting with the same seed are the same experiment: the last counts.
+    Runs that diverged or did not finish are counted in `diverged` and `unfinished` and left out, as is a run without a
+    value. Of several runs with one setting and seed the last counts. Raises `ConfigError` for an unknown metric.
     """
     import pandas
 
@@ -118,12 +111,9 @@ def summary(frame: pandas.DataFrame, metric: str = "test/acc") -> pandas.DataFra
 
 
 def over_seeds(frame: pandas.DataFrame, metric: str) -> Iterator[tuple[dict[str, Any], pandas.Series, int, int]]:
-    """Iterates over the settings of `compare`'s table.
-
-    Yields the keys of a setting, `metric` of its finished runs by seed, the number of diverged seeds, and that of
-    unfinished ones. A finished run without a value is none of them (`answers.without_value`). Raises `ConfigError` if
-    the table has no such metric.
-    """
+    """For each setting of `compare`'s table its keys, `metric` of its finished runs by seed, the number of diverged
+    seeds, and that of unfinished ones. A finished run without a value is none of them. Raises `ConfigError` if the
+    table has no such metric."""
     if not isinstance(metric, str):
         raise ConfigError(f"metric: {metric!r} is not one column; write its name, such as test/acc")
     if metric not in frame.columns or not (metric in MEASURED[2:] or is_optional(metric)):
@@ -166,12 +156,8 @@ def about(frame: pandas.DataFrame, metric: str) -> pandas.DataFrame:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """Returns a run's configuration as dotted keys and plain values (lists as JSON); {} before it is written.
-
-    None of the user's modules is imported.
-
-    Raises `CheckpointError` for a folder that is no run, or a configuration that cannot be read.
-    """
+    """A run's configuration as dotted keys and plain values (lists as JSON); {} before it is written. None of the
+    user's modules is imported. Raises `CheckpointError` for a folder that is no run, or one that cannot be read."""
     return _read(run)[1]
 
 
@@ -240,11 +226,8 @@ def _beside(folder: Path) -> list[str]:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys, in the order of the file, whose values differ between the configurations that have them.
-
-    A key that only some sections have (`alpha` of one algorithm, `hidden` of one model), or that is null in others, is
-    listed only if the existing values differ.
-    """
+    """Keys, in the order of the file, whose values differ between the configurations that have them (`alpha` of one
+    algorithm, `hidden` of one model)."""
     configs = [config for config in configs if config]
     names = [key for key in dict.fromkeys(key for config in configs for key in config) if not ignored(key)]
     # where one leaves a section out (`proxy: null`), its keys tell

@@ -1,9 +1,5 @@
-"""Runs while they go on, for `flray show --follow`: in a folder, also written by another machine, or in a storage; a
-grid, a sweep; and the accuracy by class and round as a picture of letters.
-
-It only reads. If the files do not tell something (whether a process on another machine is alive), it says so and goes
-on.
-"""
+"""Runs while they go on, for `flray show --follow`: in a folder, also written by another machine, or in a storage. It
+only reads, and says what the files do not tell (whether a process on another machine is alive)."""
 
 from __future__ import annotations
 
@@ -235,11 +231,8 @@ def row_of(place: str, glance: Glance) -> dict[str, Any]:
 
 
 def classes_over_rounds(run: Run, width: int = WIDTH) -> list[str]:
-    """A line a class: its accuracy over the tested rounds as bars from 0 to 100 %, and the last one.
-
-    A line that sinks is a class that is forgotten. More than `width` rounds become the means of equal parts. Empty
-    before the second test.
-    """
+    """A line a class: its accuracy over the tested rounds as bars from 0 to 100 %, and the last one; empty before the
+    second test."""
     config = settings(run)
     counts = class_counts(run.tests, tested_set(config)) if len(run.tests) else None
     if counts is None or len(counts.done) < 2:

@@ -11,7 +11,7 @@ from flray.cli.reproduce import _again
 from flray.config.loader import load_config
 from flray.reference.evidence import ROWS, read_table
 from flray.reference.outcome import Compared, Judged, _judged, common, course, judge, shared, table_of
-from flray.reference.page import STORED, lines_of, markdown, put_on_page, render, table_name, write
+from flray.reference.page import STORED, _cells, markdown, put_on_page, render, table_name, worth, write
 from flray.reference.papers import Printed, chosen, with_methods
 from flray.reference.plan import PlannedRun, RunPlan
 from flray.reference.verdict import FAILS, HOLDS, INCOMPLETE, INCONCLUSIVE, REPRODUCED, PrintedScore, claims, compared
@@ -39,6 +39,11 @@ def planned(tmp_path_factory):
     return found
 
 
+def said(judged):
+    """What stands behind the reason of a verdict."""
+    return worth(table_of([judged], "full", "again").iloc[0])
+
+
 def test_ours_is_what_the_runs_have_in_per_cent(planned):
     (judged,) = judge(planned, "small", [], 2.0)
     fedavg, fedprox = judged.rows
@@ -52,7 +57,7 @@ def test_ours_is_what_the_runs_have_in_per_cent(planned):
     assert claim.ours == pytest.approx(fedprox.ours[0] - fedavg.ours[0])  # on the seed that both have
     assert math.isnan(fedavg.p) and "; another scale; " in judged.why
     # FedProx lacks a seed, FedSOL was not run, five methods were not asked for: nothing is said of the rest alone
-    assert judged.verdict == INCOMPLETE and judged.by_chance == judged.sees == "-"
+    assert judged.verdict == INCOMPLETE and said(judged) == []
     told = "without FedProx (seeds: 1 of 2; 1 to do), FedSOL (not run: the data set is not below data.root); another"
     assert judged.why.startswith(f"3 of the table's 8 methods; {told}")
     assert not math.isnan(judge(planned, "full", [], 2.0)[0].rows[0].p)
@@ -82,7 +87,7 @@ def test_a_cell_of_which_nothing_ran_says_why(planned):
     assert (judged.verdict, judged.rows) == (INCOMPLETE, [])
     assert judged.why == "1 of the table's 8 methods; the data set is not below data.root"
     assert table_of([judged], "small", "again")["n"].tolist() == [0]
-    assert "incomplete" in render(judged).title
+    assert "incomplete" in render(table_of([judged], "small", "again")).title
     (judged,) = judge(RunPlan([run._replace(folder=Path("nowhere")) for run in planned.runs], []), "small", [], 2.0)
     assert judged.why.endswith("; no run has finished") and [row.unfinished for row in judged.rows] == [2, 2]
 
@@ -133,9 +138,9 @@ def test_a_reversed_pair_is_told_in_words_that_fit_a_measure_of_which_less_is_be
     rows = [Compared(name, Printed(printed[name], None, None), ours[name], 0, 0, None) for name in ours]
     told = of(planned, rows, "FT")
     assert told.verdict == FAILS and "FedAvg is ahead of FedProx by 4.1 (Holm p 0.016)" in told.why
-    assert told.chance == pytest.approx(0.025, abs=0.007) and told.by_chance.endswith(" % where no two methods differ")
+    assert told.chance == pytest.approx(0.025, abs=0.007) and said(told)[0].endswith(" % where no two methods differ")
     # differences 4.0 and 4.2: standard error 0.1; on 1 degree of freedom 80 % power takes 17.6 times as much
-    assert told.seen == pytest.approx(1.6, abs=0.2) and told.sees.endswith(" points between two methods")
+    assert told.seen == pytest.approx(1.6, abs=0.2) and said(told)[1].endswith(" points between two methods")
     assert of(planned, rows[::-1]).verdict == FAILS  # of an accuracy FedAvg is ahead in the paper, and FedProx here
     right = [row._replace(printed=Printed(10 - row.printed.mean, None, None)) for row in rows]
     held = of(planned, right, "FT")
@@ -167,14 +172,14 @@ def test_beside_every_verdict_stand_its_chance_and_what_the_seeds_see(planned):
     near = [60.0, 60.1, 60.2]
     row = Compared("FedAvg", Printed(60.0, 0.2, 3), dict(enumerate(near)), 0, 0, compared(near, 60.0, 0.2, 3))
     told = of(planned, [row], other="")
-    assert told.verdict == REPRODUCED and "where one mean is 2 points off" in told.by_chance
-    assert 0 < told.chance <= 0.055 and 2.0 < told.seen < 4.0 and told.sees.endswith(" points from the paper's")
+    assert told.verdict == REPRODUCED and "where one mean is 2 points off" in said(told)[0]
+    assert 0 < told.chance <= 0.055 and 2.0 < told.seen < 4.0 and said(told)[1].endswith(" points from the paper's")
     wide = [55.0, 60.0, 65.0]
     told = of(planned, [row._replace(ours=dict(enumerate(wide)), against=compared(wide, 60.0, 0.2, 3))], other="")
-    assert told.verdict == INCONCLUSIVE and told.by_chance == "-" and told.seen > 10
+    assert told.verdict == INCONCLUSIVE and told.seen > 10 and len(said(told)) == 1
     text = markdown(table_of([told], "full", "again"))
     assert "; with 80 % power these seeds see" in text and "points from the paper's" in text
-    assert "80 % power" in render(told).caption
+    assert "80 % power" in render(table_of([told], "full", "again")).caption
 
 
 def test_the_page_says_what_the_seeds_share(planned):
@@ -191,8 +196,8 @@ def test_the_page_says_what_the_seeds_share(planned):
 
 
 def test_numbers_as_text():
-    row = section(HOLDS).rows[0]
-    assert lines_of(row) == ("FedAvg", "60.00 ± 1.50", "51.00 ± 1.41", "2", "-9.00")
+    row = table_of([section(HOLDS)], "small", "again").to_dict("records")[0]
+    assert _cells(row) == ("FedAvg", "60.00 ± 1.50", "51.00 ± 1.41", "2", "-9.00")
     assert (table_name("fedsol/table2"), table_name("fedproj/figure1")) == ("Table 2", "Figure 1")
 
 

@@ -282,11 +282,10 @@ def test_a_seed_that_never_recovers_is_said_to_be_why_nothing_was_tested(tmp_pat
 
 
 def test_what_an_algorithm_keeps_stands_beside_its_accuracy(tmp_path):
-    """12 samples of 50 bytes at the last task's end; an older run does not know how large a sample is."""
+    """12 samples of 50 bytes at the last task's end."""
     run = tasks(tmp_path / "a", THREE)
-    put(run, "tasks", {"done": [1, 2, 3], "task": [0, 1, 2], "phase": "task_end", "exemplars/kept": [5, 9, 12]})
-    assert math.isnan(numbers(Run(run), settings(Run(run)))["tip"]["exemplars/bytes"])
-    (run / "environment.json").write_text(with_checksum({"actors": {"sample_bytes": 50}}))
+    kept = {"kept/samples": [5, 9, 12], "kept/sample_bytes": [250, 450, 600]}
+    put(run, "tasks", {"done": [1, 2, 3], "task": [0, 1, 2], "phase": "task_end", **kept})
     assert numbers(Run(run), settings(Run(run)))["tip"]["exemplars/kept"] == 12
     shown = spelled(by_mode(compare([run, tasks(tmp_path / "b", THREE, algorithm="fedprox")])))["Over tasks"]
     assert shown["exemplars"].tolist() == ["12"] * 3 + ["-"] * 3 and shown["exemplar bytes"][0] == "600 B"

@@ -21,7 +21,7 @@ from flray.results import compare
 from flray.results.ablation_figures import ablation, ablation_cells
 from flray.results.client_figures import clients
 from flray.results.colours import colour_of
-from flray.results.figures import axis_label, blank, legend, save
+from flray.results.figures import axis_label, blank, few_log_ticks, legend, save
 from flray.results.learning import curves, draw, learning_curves
 from flray.results.loss_surface import landscape
 from flray.results.regions import _panels, _samples, decision_regions, most_unlike
@@ -264,6 +264,18 @@ def test_a_legend_below_is_no_wider_than_its_figure() -> None:
     (drawn,) = figure.legends
     assert drawn.get_window_extent().width <= figure.bbox.width
     assert len(drawn.get_texts()) == 4
+
+
+def test_labels_of_a_short_logarithmic_axis_are_apart() -> None:
+    """Matplotlib writes 3 x 10^-2, 4 x 10^-2 and 6 x 10^-2 there, one over the other."""
+    figure = blank(6.4, 4.8)
+    axis = figure.subplots()
+    axis.set_xscale("log")
+    axis.set_xlim(0.025, 0.16)
+    few_log_ticks(axis.xaxis)
+    figure.canvas.draw()
+    shown = [tick.get_text() for tick in axis.get_xticklabels(which="both") if 0.025 <= tick.get_position()[0] <= 0.16]
+    assert [text for text in shown if text] == ["0.05", "0.1"]
 
 
 def test_a_single_round_is_a_whole_number(tmp_path: Path) -> None:
