@@ -581,7 +581,7 @@ MUTANTS = (
     Mutant("metrics/theory.py", "** 2 / 8", "** 2 / 4", "metrics/test_theory.py metrics/test_memory_drift.py"),
     Mutant("metrics/detection.py", "prepend=0) > 0", "prepend=0) != 0", "metrics/test_detection.py"),
     Mutant("metrics/divergence.py", "2 * (p @ d**2", "1 * (p @ d**2", "metrics/test_divergence.py"),
-    Mutant("metrics/loss_plane.py", "(norms[0] / norms[1])", "(norms[1] / norms[0])", "metrics/test_loss_plane.py"),
+    Mutant("metrics/landscape.py", "(norms[0] / norms[1])", "(norms[1] / norms[0])", "metrics/test_loss_plane.py"),
     Mutant("metrics/local_forgetting.py", "(1 - share)[tested]", "share[tested]", "metrics/test_local_forgetting.py"),
     Mutant(
         "metrics/latent_forgetting.py", "cumsum(1) < chance[i]", "cumsum(1) > chance[i]", "metrics/test_gradients.py"

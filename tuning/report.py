@@ -84,21 +84,12 @@ def render_front(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -
 def shown_trials(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> pandas.DataFrame:
     """Trials for `flray.results.rendering`, with few columns; the algorithm and the number of seeds only if they
     vary."""
-    import pandas
-
-    varied = [name for name in ("algorithm", "seeds") if frame[name].nunique() > 1]
-    columns: dict[str, Any] = {"trial": frame["trial"]} | (
-        {"algorithm": frame["algorithm"]} if "algorithm" in varied else {}
-    )
-    columns["parameters"] = pandas.Series(
-        [describe_parameters(frame, index) for index in frame.index], index=frame.index, dtype=object
-    )
-    columns |= {name: frame[name] for name in (*objectives, "round")} | (
-        {"seeds": frame["seeds"]} if "seeds" in varied else {}
-    )
-    shown = pandas.DataFrame({"time/s": frame["seconds"]} | columns)[list(dict.fromkeys([*columns, "time/s"]))].astype(
-        object
-    )
+    columns = ["trial", "algorithm", "parameters", *objectives, "round", "seeds", "time/s"]
+    same = [name for name in ("algorithm", "seeds") if frame[name].nunique() < 2]
+    shown = frame.assign(parameters=[describe_parameters(frame, index) for index in frame.index])
+    if "time/s" not in objectives:
+        shown["time/s"] = frame["seconds"]
+    shown = shown[[name for name in dict.fromkeys(columns) if name not in same]].astype(object)
     return shown.where(shown.notna(), None)
 
 

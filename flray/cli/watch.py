@@ -209,21 +209,16 @@ def _of_many(places: Sequence[str], every: float, page: Path | None) -> bool:
 
 
 def _table(view: Overview) -> Any:
-    from rich.markup import escape
-    from rich.table import Table
-
+    from flray.results.rendering import rich_table
     from flray.results.watching import row_of
 
     rows = [row_of(place, glance) for place, glance in view.glances.items()]
     names = ("run", "what", "status", "rounds", "accuracy", "curve", "note")
     shown = [name for name in names if any(row.get(name) for row in rows)]
     waiting = "\n".join(f"waiting: {line}" for line in view.missing)
-    table = Table(caption=escape(waiting) if waiting and not view.over else None, caption_justify="left")
-    for name in shown:
-        table.add_column(name, justify="right" if name in ("rounds", "accuracy") else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(str(row.get(name, ""))) for name in shown))
-    return table
+    texts = [[str(row.get(name, "")) for name in shown] for row in rows]
+    right = [name in ("rounds", "accuracy") for name in shown]
+    return rich_table(shown, texts, right, "", "" if view.over else waiting)
 
 
 def _news(views: Iterable[Overview]) -> Iterator[Overview]:

@@ -44,13 +44,9 @@ class Counts:
 
     def __add__(self, later: Counts) -> Counts:
         """Counts of this part and the next one."""
-        tasks = (
-            self.tasks
-            if later.tasks is None
-            else later.tasks
-            if self.tasks is None
-            else _add_ragged(self.tasks, later.tasks)
-        )
+        known = [tasks for tasks in (self.tasks, later.tasks) if tasks is not None]
+        width = max(map(len, known), default=0)
+        tasks = np.sum([np.pad(each, (0, width - len(each))) for each in known], axis=0) if known else None
         losses = np.concatenate([self.losses, later.losses])
         return Counts(self.right + later.right, self.total + later.total, losses, self.covered + later.covered, tasks)
 
@@ -73,13 +69,6 @@ class Counts:
     def loss(self) -> float:
         """Mean cross-entropy over the `covered` samples, in nats; NaN without any."""
         return self.loss_sum / self.covered if self.covered else math.nan
-
-
-def _add_ragged(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
-    total = np.zeros(max(len(left), len(right)), np.int64)
-    total[: len(left)] += left
-    total[: len(right)] += right
-    return total
 
 
 def accuracy(right: ArrayLike, total: ArrayLike) -> float:

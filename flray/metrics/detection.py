@@ -8,10 +8,10 @@ no adjustment, else a detector that never switches off would be perfect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class Scores(NamedTuple):
@@ -22,19 +22,19 @@ class Scores(NamedTuple):
     f1: float
 
 
-def segments(labels: Sequence[bool]) -> list[tuple[int, int]]:
+def segments(labels: ArrayLike) -> list[tuple[int, int]]:
     """The runs of true labels `[T]` as half-open intervals (first, last + 1)."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], np.asarray(labels, bool).astype(np.int8), [0]])))
     return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
 
 
-def onsets(alarms: Sequence[bool]) -> np.ndarray:
+def onsets(alarms: ArrayLike) -> np.ndarray:
     """The rounds `[T]` in which an alarm begins: it is on now and was off in the round before."""
     said = np.asarray(alarms, bool)
     return np.diff(said.astype(np.int8), prepend=0) > 0
 
 
-def adjusted(labels: Sequence[bool], alarms: Sequence[bool]) -> np.ndarray:
+def adjusted(labels: ArrayLike, alarms: ArrayLike) -> np.ndarray:
     """The alarms `[T]`; a segment in which one begins has alarms in all its rounds."""
     flags, begun = np.array(alarms, dtype=bool), onsets(alarms)
     for start, stop in segments(labels):
@@ -42,7 +42,7 @@ def adjusted(labels: Sequence[bool], alarms: Sequence[bool]) -> np.ndarray:
     return flags
 
 
-def scores(labels: Sequence[bool], alarms: Sequence[bool], adjust: bool = False) -> Scores:
+def scores(labels: ArrayLike, alarms: ArrayLike, adjust: bool = False) -> Scores:
     """The scores of alarms `[T]` against labels `[T]`; `adjust`: after point adjustment.
 
     Raises `ValueError` if they differ in length.
@@ -50,13 +50,13 @@ def scores(labels: Sequence[bool], alarms: Sequence[bool], adjust: bool = False)
     truth = np.asarray(labels, bool)
     said = adjusted(labels, alarms) if adjust else np.asarray(alarms, bool)
     if truth.shape != said.shape:
-        raise ValueError(f"{len(truth)} labels and {len(said)} alarms; give one of each for each round")
+        raise ValueError(f"{truth.size} labels and {said.size} alarms; give one of each for each round")
     both = float((truth & said).sum())
     precision, recall = (both / n if n else 0.0 for n in (float(said.sum()), float(truth.sum())))
     return Scores(precision, recall, 2 * precision * recall / (precision + recall) if both else 0.0)
 
 
-def delays(labels: Sequence[bool], alarms: Sequence[bool]) -> list[float]:
+def delays(labels: ArrayLike, alarms: ArrayLike) -> list[float]:
     """For each segment the rounds from its start to the first alarm that begins inside it; NaN: none does, also if an
     alarm was on before (:func:`on_before`)."""
     begun = onsets(alarms)
@@ -64,13 +64,13 @@ def delays(labels: Sequence[bool], alarms: Sequence[bool]) -> list[float]:
     return [float(inside.argmax()) if inside.any() else np.nan for inside in runs]
 
 
-def on_before(labels: Sequence[bool], alarms: Sequence[bool]) -> list[bool]:
+def on_before(labels: ArrayLike, alarms: ArrayLike) -> list[bool]:
     """For each segment whether an alarm was on in its first round and in the round before."""
     said = np.asarray(alarms, bool)
     return [bool(start and said[start - 1] and said[start]) for start, _ in segments(labels)]
 
 
-def false_alarms(labels: Sequence[bool], alarms: Sequence[bool]) -> float:
+def false_alarms(labels: ArrayLike, alarms: ArrayLike) -> float:
     """Share of the rounds without a label that have an alarm; NaN if each round has a label."""
     quiet = ~np.asarray(labels, bool)
     return float(np.asarray(alarms, bool)[quiet].mean()) if quiet.any() else float("nan")

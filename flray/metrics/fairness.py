@@ -1,7 +1,4 @@
-"""Fairness: the spread of clients' accuracies, and the clients whose data are least typical.
-
-`classification.worst_class` is the worst class of a test.
-"""
+"""Fairness: the spread of clients' accuracies, and the clients whose data are least typical."""
 
 from __future__ import annotations
 

@@ -98,11 +98,7 @@ def forward_transfer(matrix: ArrayLike, initial: ArrayLike) -> float:
 
 def task_prediction_accuracy(predicted: ArrayLike) -> float:
     """Share of test samples with the right predicted task, from `predicted [T, P]`: row j has the samples of task j's
-    test set by predicted task.
-
-    In a mode that predicts one task for a batch each sample counts, so a last short batch has less weight. NaN without
-    samples.
-    """
+    test set by predicted task. NaN without samples."""
     counts = np.asarray(predicted, np.float64)
     return float(counts.trace() / counts.sum()) if counts.sum() else math.nan
 

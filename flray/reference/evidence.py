@@ -72,10 +72,8 @@ class Condition(Strict):
 class EvidenceSetting(Strict):
     """A configuration, the grids of overrides that are run from it (each with all seeds), and their order.
 
-    `learns` is the condition of all its claims, `forgets` that of those about forgetting: where nothing is forgotten,
-    nothing can be kept. `short` ends the sentences of its claims; `where`: columns of the paper's CSV; `other`: why the
-    numbers found there are of another experiment, empty if they are of one like this; `weights`: the recipes of the
-    weights from which its runs start.
+    `learns` is the condition of all its claims, `forgets` that of those about forgetting. `short` ends the sentences of
+    its claims; `where`: columns of the paper's CSV; `other`: why the numbers found there are of another experiment.
     """
 
     config: str  # below configs/
@@ -110,20 +108,16 @@ class EvidenceSetting(Strict):
         return load_config(configs / self.config, [*shlex.split(self.overrides), *shlex.split(run), f"seed={seeds}"])
 
     def with_numbers(self, text: str) -> str:
-        """`text` with the number that the configuration determines: `{tip_batch}`, the samples that share a prediction
-        of FedProTIP."""
-        return text.replace("{tip_batch}", _tip_batch(self.config, self.overrides)) if "{tip_batch}" in text else text
-
-
-@functools.cache
-def _tip_batch(config: str, overrides: str) -> str:
-    words = [*shlex.split(overrides), "algorithm=fedprotip"]
-    return str(load_config(configs_folder() / config, words)[0].algorithm.tip_batch)  # type: ignore[attr-defined]
+        """`text` with the number of `{tip_batch}`, the samples that share a prediction of FedProTIP."""
+        if "{tip_batch}" not in text:
+            return text
+        algorithm: Any = _base(configs_folder() / self.config, self.overrides, "fedprotip").algorithm
+        return text.replace("{tip_batch}", str(algorithm.tip_batch))
 
 
 class Side(Strict):
-    """One side of a claim: the run (its algorithm, then overrides that differ from the setting), the column of
-    `flray compare` that is read, and the columns of the paper's CSV that find its number."""
+    """One side of a claim: the run (its algorithm, then overrides), the column of `flray compare` that is read, and the
+    columns of the paper's CSV that find its number."""
 
     run: str
     metric: str | None = None  # default: the claim's
@@ -188,8 +182,8 @@ class Sentence(Strict):
 
 
 class Evidence(Strict):
-    """The file: the page's first lines, settings by name, claims in the order of the page, and those of them that are
-    tried at several scales. `detectors`: detectors are scored on the runs, there are no claims."""
+    """The file: the page's first lines, settings by name, claims in their order, and those tried at several scales.
+    `detectors`: detectors are scored on the runs, there are no claims."""
 
     summary: tuple[Sentence, ...] = ()
     introduction: str = ""
@@ -260,8 +254,8 @@ def _read(content: Evidence) -> Iterator[tuple[str, str, str]]:
 
 
 def check_read(table: pandas.DataFrame, content: Evidence, configs: Path) -> None:
-    """Raises `ConfigError` for a run that no grid of its setting makes and that has no row in the table, and for a
-    column that the table lacks though the run has rows."""
+    """Raises `ConfigError` for a run without rows that no grid of its setting makes, and for a column that is not in
+    the table."""
     made: dict[str, list[str]] = {}  # of a setting without rows of a run: its runs
     for name, run, column in dict.fromkeys(_read(content)):
         if len(_of(table, name, run)):
@@ -295,13 +289,12 @@ def planned(
 
 
 def collect(root: Path, configs: Path, content: Evidence) -> pandas.DataFrame:
-    """The table of the finished and diverged runs below `root`: a row for each setting, run and seed.
+    """The table of the finished and diverged runs below `root`: a row for each setting, run (`variant`) and seed, with
+    the columns `KEYS` and the numbers of `flray compare`.
 
-    Columns: `KEYS`, and the numbers of `flray compare`. `run` is the algorithm, then each key that differs from the
-    setting's configuration with that algorithm. Of detectors: a row for each finished run and detector, `run` is the
-    grid of overrides, the numbers are those of `results.detectors.scored`. A run that `flray compare` does not count,
-    because its files are damaged or were changed, is left out with a warning. Raises `CheckpointError` if no run has
-    finished.
+    Of detectors: a row for each finished run and detector, `run` is the grid of overrides, the numbers are those of
+    `results.detectors.scored`. A run that `flray compare` does not count is left out with a warning. Raises
+    `CheckpointError` if no run has finished.
     """
     frames = []
     for name, setting in content.settings.items():
@@ -341,7 +334,6 @@ def _ended(folder: Path, states: tuple[str, ...]) -> list[Run]:
 
 
 def _noted(name: str, grid: str, run: Run) -> dict[str, Any]:
-    """What is noted of every run."""
     environment = run.environment
     git = str((environment["git"] or {}).get("commit", ""))[:12]
     seed, torch = settings(run)["seed"], environment["packages"]["torch"]
@@ -400,7 +392,7 @@ def configuration(experiment: Experiment) -> str:
 
 
 def configurations(content: Evidence, configs: Path) -> dict[tuple[str, str], str]:
-    """The present configuration of each setting and run, as the column `configuration` has it."""
+    """The present :func:`configuration` of each setting and run."""
     found = {}
     for name, setting in content.settings.items():
         for grid in setting.runs:
@@ -411,25 +403,21 @@ def configurations(content: Evidence, configs: Path) -> dict[tuple[str, str], st
 
 
 def differing(was: str, now: str) -> list[str]:
-    """`rounds 5, now 9`: the keys that two configurations both have with another value. A key that only one has came
-    or went with a version of flray."""
+    """`rounds 5, now 9`: the keys that two configurations both have with another value."""
     old, new = json.loads(was), json.loads(now)
     return [f"{key} {old[key]}, now {new[key]}" for key in old if key in new and old[key] != new[key]]
 
 
 @functools.cache
 def _base(config: Path, overrides: str, algorithm: str, rule: str | None = None) -> Experiment:
-    """The setting's experiment with an algorithm, with a rule of aggregation if given, and no override of a run."""
+    """The setting's experiment with an algorithm, a rule of aggregation if given, and no override of a run."""
     added = [f"aggregation={rule}"] if rule else []
     return load_config(config, [*shlex.split(overrides), f"algorithm={algorithm}", *added])[0]
 
 
 def updated(old: pandas.DataFrame, new: pandas.DataFrame, present: Mapping[tuple[str, str], str]) -> pandas.DataFrame:
-    """`new`, and the rows of `old` whose setting, run and seed it has not: runs of another machine or another day.
-
-    An old row of another configuration than the `present` one of its setting and run is left out, with a warning that
-    names the keys; without a noted configuration, one with another number of rounds than the new ones.
-    """
+    """`new`, and the rows of `old` whose setting, run and seed it has not. A row of another configuration than the
+    `present` one is left out, with a warning; without a noted one, where its number of rounds is another."""
     names = [*RUN]
     kept = old[~pandas.MultiIndex.from_frame(old[names]).isin(pandas.MultiIndex.from_frame(new[names]))]
     rounds: dict[Any, int] = {}
@@ -454,7 +442,7 @@ def _stale(row: Mapping[Any, Any], present: Mapping[tuple[str, str], str], round
 
 
 def add_runs(root: Path, place: Path, keys: tuple[str, ...], configs: Path, content: Evidence) -> None:
-    """Write the finished runs below `root` into the table `place`, as :func:`collect` and :func:`updated` say."""
+    """Write the finished runs below `root` into the table `place`."""
     new = collect(root, configs, content)
     write_table(updated(read_table(place, keys), new, configurations(content, configs)), place)
 
@@ -527,7 +515,8 @@ def _try(claim: EvidenceClaim, setting: EvidenceSetting, table: pandas.DataFrame
     values = [_values(rows, claim.column(side)) for rows, side in zip(sides, (claim.better, claim.worse), strict=True)]
     hours = sum(float(rows["time/s"].sum()) for rows in sides if "time/s" in rows) / 3600
     diverged = sum(int((rows["status"] == "diverged").sum()) for rows in sides)
-    starts = [_starts(rows) for rows in sides]
+    # the fingerprints of the starting weights; "": random ones, which the seed draws
+    starts = [dict(zip(rows["seed"], rows["weights"].fillna(""), strict=True)) for rows in sides]
     seeds = sorted(s for s in values[0].keys() & values[1].keys() if starts[0].get(s) == starts[1].get(s))
     sign = -1.0 if claim.lower else 1.0
     pairs = [sign * np.array([value[seed] for seed in seeds], dtype=np.float64) for value in values]
@@ -592,13 +581,6 @@ def _words(run: str) -> tuple[list[str], list[str]]:
     """Two texts of one run have the same: the algorithm, and the keys in any order."""
     words = run.split()
     return words[:1], sorted(words[1:])
-
-
-def _starts(rows: pandas.DataFrame) -> dict[int, str]:
-    """The fingerprint of the starting weights by seed; "": random ones, which the seed draws."""
-    if "weights" not in rows:
-        return {}
-    return {int(seed): str(start or "") for seed, start in zip(rows["seed"], rows["weights"], strict=True)}
 
 
 def _values(rows: pandas.DataFrame, column: str) -> dict[int, float]:

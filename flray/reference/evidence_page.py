@@ -45,10 +45,8 @@ DRIFT = ["f1", "f1_adjusted", "delay", "missed", "on_before", "named"]
 
 
 def write_page(page: Path, table: pandas.DataFrame, content: Evidence) -> list[Path]:
-    """Write the page, and beside it the figures of each setting with a tried claim, of at most 12 claims each.
-
-    Returns the paths. Raises `ConfigError` if they cannot be written.
-    """
+    """Write the page, and beside it the figures of each setting with a tried claim. Returns the paths. Raises
+    `ConfigError` if they cannot be written."""
     pictures: dict[str, list[Path]] = {}
     numbers = dict(enumerate(_in_order(table, content), 1))
     for name in dict.fromkeys(each.claim.setting for each in numbers.values() if each.seeds):
@@ -83,20 +81,25 @@ def markdown(
         return filled("flray.reference", "detectors.md.j2", {"scores": _scores}, content=content, table=table)
     tried, climbs = _in_order(table, content), climbed(table, content)
     by_setting = {name: [*own] for name, own in itertools.groupby(tried, key=lambda each: each.claim.setting)}
+    by_paper: dict[str, list[str]] = {}  # settings by the paper of their first claim
+    for name, own in by_setting.items():
+        by_paper.setdefault(own[0].claim.paper, []).append(name)
     scales = dict.fromkeys(name for ladder in content.ladder for name in ladder.scales.values())
     meanings = {**METRICS, "test/acc_mean10": f"mean of `test/acc` over the last {LAST} tested rounds"}
     heads = {str(key).partition("@")[0] for key in table}
     words = {name: meanings[name].partition(";")[0] for name in SHOWN if name in heads}
     modes = dict.fromkeys(str(key).partition("@")[2] for key in table)
     filters: dict[str, Callable[..., Any]] = {
-        "points": _points, "difference": difference, "columns": _columns, "rung": _rung, "hours": _hours,
-        "verdicts": _verdicts, "short": lambda texts: ", ".join(sorted({str(each)[:8] for each in texts if each})),
+        "points": _points, "difference": difference, "columns": _columns, "verdicts": _verdicts,
+        "rung": lambda tried: f"**{difference(tried)}**" if _significant(tried) else difference(tried),
+        "hours": lambda rows: float(rows["time/s"].sum()) / 3600 if "time/s" in rows else 0.0,
+        "short": lambda texts: ", ".join(sorted({str(each)[:8] for each in texts if each})),
     }  # fmt: skip
     return filled(
         "flray.reference", "evidence.md.j2", filters,
         content=content, introduction=content.introduction.format(power=round(100 * POWER)), table=table, tried=tried,
         by_setting=by_setting, pictures=pictures, kinds=_kinds(tried, content), papers=papers(), mean_of=mean_of,
-        by_paper=_by_paper(by_setting), summary=summary(tried, content),
+        by_paper=by_paper, summary=summary(tried, content),
         numbers=_numbers, trend_sentence=trend_sentence, assumptions=assumptions, climbs=climbs, predicts=_predicts,
         scales=list(dict.fromkeys(scale for climb in climbs for scale in climb)),
         below={name: content.settings[name] for name in scales if name not in by_setting},
@@ -131,27 +134,14 @@ def summary(tried: Sequence[Tried], content: Evidence) -> list[str]:
     return said
 
 
-def _by_paper(by_setting: Mapping[str, Sequence[Tried]]) -> dict[str, list[str]]:
-    """Settings by the paper of their first claim."""
-    groups: dict[str, list[str]] = {}
-    for name, own in by_setting.items():
-        groups.setdefault(own[0].claim.paper, []).append(name)
-    return groups
-
-
 def _verdicts(group: Sequence[Tried]) -> str:
     counts = Counter(each.verdict for each in group)
     return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
 
 
 def _columns(each: Tried) -> str:
-    """The columns that a claim compares."""
     columns = dict.fromkeys(each.claim.column(side) for side in (each.claim.better, each.claim.worse))
     return " against ".join(f"`{column}`" for column in columns)
-
-
-def _hours(rows: pandas.DataFrame) -> float:
-    return float(rows["time/s"].sum()) / 3600 if "time/s" in rows else 0.0
 
 
 def assumptions(rows: pandas.DataFrame) -> list[dict[str, Any]]:
@@ -176,10 +166,6 @@ def ladder_sentence() -> str:
     return f"does a small scale predict a larger one? The ladder of flray papers evidence: {said}"
 
 
-def _rung(tried: Tried) -> str:
-    return f"**{difference(tried)}**" if _significant(tried) else difference(tried)
-
-
 def _significant(tried: Tried) -> bool:
     return tried.low > 0 or tried.high < 0
 
@@ -200,8 +186,8 @@ def _predicts(climbs: Sequence[Mapping[str, Tried]]) -> str:
 
 
 def _numbers(rows: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """(metrics, the runs of a setting over seeds: run, mode, seeds, and of each metric in per cent the mean ± half the
-    95 % t-interval). Means are of the seeds that finished; how many diverged stands beside them."""
+    """(metrics, the runs of a setting over the seeds that finished: run, mode, seeds, and of each metric in per cent
+    the mean ± half the 95 % t-interval)."""
     done = rows[rows["status"] == "finished"]
     names = [
         name for name in SHOWN if any(str(key).partition("@")[0] == name and rows[key].notna().any() for key in rows)
@@ -246,7 +232,6 @@ def _points(value: float | None) -> str:
 
 
 def _scores(rows: pandas.DataFrame) -> str:
-    """Detectors on the runs of one grid."""
     from flray.results.detectors import summary  # which imports torch
 
     return to_markdown(summary(rows)[DRIFT if rows["drift"].any() else QUIET].round(3).reset_index())
@@ -255,8 +240,7 @@ def _scores(rows: pandas.DataFrame) -> str:
 # figure -----------------------------------------------------------------------------------------------
 def forest(tried: Mapping[int, Tried]) -> Any:
     """Forest plot: our difference with its 95 % interval and single seeds, the paper's as a diamond; a row for each
-    claim, by its number on the page. Colour and mark are the verdict's; claims that were not run have no mark of ours.
-    """
+    claim, by its number on the page. Colour and mark are the verdict's."""
     names = [textwrap.fill(f"{number}  {each.claim.claim}", 94) for number, each in tried.items()]
     heights = [0.15 * (1 + name.count("\n")) + 0.11 for name in names]
     figure, axis = one_axis(None, 11.5, 1.2 + sum(heights))

@@ -97,11 +97,8 @@ def seeds_of(done: int, diverged: int, unfinished: int) -> str:
 
 
 def judge(plan: RunPlan, scale: str, extra: Sequence[str], margin: float) -> list[Judged]:
-    """The verdicts on the cells of a plan, in its order, from the present contents of the run folders.
-
-    If the scale or the user's `extra` overrides change a cell's experiment, only the order of methods is judged.
-    `margin` in points.
-    """
+    """The verdicts on the cells of a plan, from the present contents of the run folders. If the scale or the user's
+    `extra` overrides change a cell's experiment, only the order of methods is judged. `margin` in points."""
     frame = _measured(plan.runs)
     settings: list[Judged] = []
     cells = {(run.setting.key, run.setting.name): run.setting for run in plan.runs}
@@ -133,7 +130,6 @@ def judge(plan: RunPlan, scale: str, extra: Sequence[str], margin: float) -> lis
 
 
 def _names(setting: Setting, line: Line) -> list[str]:
-    """The measures of a line, by name."""
     return [measure.name for measure in setting.measures(line)]
 
 
@@ -142,8 +138,7 @@ def _flat(line: Line) -> list[PaperRow]:
 
 
 def _measured(runs: Sequence[PlannedRun]) -> pandas.DataFrame:
-    """`compare`'s table of the runs that have begun, by folder, with columns `COLUMN@MOMENT` for rows with such a
-    mode."""
+    """`compare`'s table of the runs that have begun, by folder, with columns `COLUMN@MOMENT` (`course`)."""
     begun = [run for run in runs if (run.folder / "STATUS").exists()]
     if not begun:
         return compare([])
@@ -227,7 +222,14 @@ def at_moment(folder: str | Path, measure: Measure, mode: str | None, window: ra
     the last test inside it, `window_mean` the mean of the tests inside it, `last` the last test.
     """
     run = Run(folder)
-    values = of_set(run.tests, measure.of, mode) if measure.of else of_rounds(run.rounds, measure.column)
+    if measure.of:
+        tests = run.tests
+        if not len(tests):
+            return math.nan
+        own = tests[(tests["set"] == measure.of) & (tests["mode"] == (mode or tests["mode"].iloc[0]))]
+        values = (own["right"] / own["total"]).set_axis(own["done"])
+    else:
+        values = of_rounds(run.rounds, measure.column)
     if measure.moment != "last":
         if window is None:
             return math.nan
@@ -242,12 +244,6 @@ def of_rounds(rounds: pandas.DataFrame, column: str) -> pandas.Series:
     if column not in rounds:
         return rounds.iloc[:0, 0]
     return rounds.set_index("done")[column].dropna()
-
-
-def of_set(tests: pandas.DataFrame, name: str, mode: str | None) -> pandas.Series:
-    """The accuracy on one test set, by round over all tasks; empty if it was not tested."""
-    own = tests[(tests["set"] == name) & (tests["mode"] == (mode or tests["mode"].iloc[0]))] if len(tests) else tests
-    return own.assign(acc=own["right"] / own["total"]).set_index("done")["acc"] if len(own) else own.iloc[:, 0]
 
 
 # verdicts -----------------------------------------------------------------------------------------
@@ -345,11 +341,8 @@ def _why(
 
 
 def common(runs: Sequence[PlannedRun]) -> str:
-    """A sentence on what the seeds of these runs share although it should vary; empty if nothing.
-
-    `partition.seed` gives every seed the same client shares, `cohort.sampling: numpy_round_seed` the same cohorts. The
-    spread over such seeds is smaller than that over partitions and cohorts.
-    """
+    """A sentence on what the seeds of these runs share although it should vary (`partition.seed`, `cohort.sampling:
+    numpy_round_seed`); empty if nothing."""
     experiments = [run.experiment for run in runs]
     fixed = []
     if any(getattr(each.partition, "seed", None) is not None for each in experiments):

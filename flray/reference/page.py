@@ -17,7 +17,7 @@ from flray.reference.evidence import HERE, ROWS, read_table, write_table
 from flray.reference.outcome import Judged, seeds_of
 from flray.reference.papers import tables
 from flray.reference.verdict import POWER
-from flray.results.rendering import csv, filled
+from flray.results.rendering import csv, filled, rich_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,22 +29,12 @@ HEADS = ("method", "paper", "ours", "seeds", "difference")
 
 def render(rows: pandas.DataFrame) -> Table:
     """A cell for the terminal: the rows of `table_of` of one measure."""
-    from rich.markup import escape
-    from rich.table import Table
-
     judged = rows.iloc[0]
     measure = "" if judged["measure"] == "accuracy" else f": {judged['measure']}"
-    table = Table(
-        title=escape(f"{judged['table']}, {judged['cell']}{measure}: {judged['verdict']}"),
-        caption=escape("\n".join([judged["because"], *worth(judged)])),
-        title_justify="left",
-        caption_justify="left",
-    )
-    for head in HEADS:
-        table.add_column(head, justify="left" if head == "method" else "right")
-    for row in rows.to_dict("records"):
-        table.add_row(*map(escape, _cells(row)))
-    return table
+    title = f"{judged['table']}, {judged['cell']}{measure}: {judged['verdict']}"
+    right = [head != "method" for head in HEADS]
+    caption = "\n".join([judged["because"], *worth(judged)])
+    return rich_table(HEADS, map(_cells, rows.to_dict("records")), right, title, caption, title_justify="left")
 
 
 def worth(judged: Any) -> list[str]:

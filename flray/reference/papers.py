@@ -171,11 +171,6 @@ class Setting(NamedTuple):
         return self.table.measures if line.measures is None else line.measures
 
     @property
-    def windowed(self) -> bool:
-        """Whether any of its numbers is read inside the window of its drift."""
-        return any(measure.moment != "last" for line in self.lines for measure in self.measures(line))
-
-    @property
     def config(self) -> str:
         """The configuration, relative to the folder `configs`."""
         return f"{self.paper.configs}/{self.cell.config}.yaml"

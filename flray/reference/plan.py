@@ -72,12 +72,11 @@ def plan(
     methods: Sequence[str] = (),
     extra: Sequence[str] = (),
 ) -> RunPlan:
-    """The runs of the cells, each with its own folder below `root`: `ROOT/CELL-METHOD-seedS`.
-
-    Raises `ConfigError` for a method that a cell does not have, and for `extra` overrides that do not fit.
-    """
+    """The runs of the cells, in folders `ROOT/CELL-METHOD-seedS`. Raises `ConfigError` for a method that a cell has
+    not, and for `extra` overrides that do not fit."""
     planned = RunPlan([], [])
     for setting in settings:
+        windowed = any(measure.moment != "last" for line in setting.lines for measure in setting.measures(line))
         for cell_run in with_methods(setting, methods):
             why = setting.why_not(cell_run.line, scale)
             if not why:
@@ -93,7 +92,7 @@ def plan(
                     cell_run,
                     experiment,
                     root / f"{name}-seed{experiment.seed}",
-                    window_of(setting, scale, configs, tuple(extra)) if setting.windowed else None,
+                    window_of(setting, scale, configs, tuple(extra)) if windowed else None,
                 )
                 for experiment in experiments
             )
@@ -169,8 +168,7 @@ def _in_hub_cache(name: str) -> bool:
 
 
 def another(setting: Setting, scale: str, extra: Sequence[str]) -> str:
-    """How a run of the cell differs from the paper's experiment: by a smaller scale, by the user's overrides; empty
-    if it does not."""
+    """How a run of the cell differs from the paper's experiment; empty if it does not."""
     words = changed(extra)
     parts = ["another scale"] if setting.at(scale) != setting.at("full") else []
     return ", ".join([*parts, f"changed by {' '.join(words)}"] if words else parts)

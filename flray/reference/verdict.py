@@ -257,8 +257,7 @@ def seen_between(judged_claims: Sequence[Claim]) -> Array:
 
 
 def seen_from_paper(rows: Sequence[Against | None], margin: float) -> Array:
-    """For each row the smallest difference from the printed mean that the test behind "not reproduced" detects with
-    `POWER`."""
+    """For each row the smallest difference from the printed mean that "not reproduced" detects with `POWER`."""
     level = LEVEL / max(len(rows), 1)
     errors = [(math.nan, math.nan) if row is None else (float(row.error), float(row.df)) for row in rows]
     return np.array([margin + detectable(*each, level) for each in errors])
@@ -278,11 +277,8 @@ class Chance(NamedTuple):
 @functools.cache
 def chance_of_order(pairs: tuple[tuple[int, int, bool], ...], n: int, draws: int = DRAWS) -> Chance:
     """How often an order holds or fails if the methods do not differ: normal values with one mean and spread, `n` seeds
-    each.
-
-    `pairs` are the claims: the positions of better and worse, and whether they are paired. Simulated with a fixed seed,
-    by the tests of :func:`claims`. Effects of a seed that the methods share cancel in a paired difference.
-    """
+    each. `pairs` are the claims: the positions of better and worse, and whether they are paired. Simulated with a fixed
+    seed, by the tests of :func:`claims`."""
     if not pairs or n < 2:
         return Chance(0.0, 0.0)
     rng, count = np.random.default_rng(0), 1 + max(max(pair[:2]) for pair in pairs)
@@ -299,8 +295,7 @@ def chance_of_order(pairs: tuple[tuple[int, int, bool], ...], n: int, draws: int
 
 
 class Spread(NamedTuple):
-    """The spreads and numbers of seeds, ours and the paper's, on which the chance of a verdict against the paper
-    depends."""
+    """The spreads and numbers of seeds of a row, ours and the paper's."""
 
     spread: float
     seeds: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -175,7 +175,10 @@ def ablation_cells(
         others = {
             other: setting[other]
             for other in keys
-            if other != key and not missing(setting[other]) and _tells(other, setting, own)
+            if other != key
+            and not missing(setting[other])
+            # a key of an algorithm tells its lines apart if the algorithm's own runs differ in it
+            and (not other.startswith("algorithm.") or other in own.get(setting["algorithm"], ()))
         }
         name = ", ".join(
             shown_value(k, v) if k in ("name", "algorithm") else as_text(k, v, exact) for k, v in others.items()
@@ -196,12 +199,6 @@ def _left_out(frame: pandas.DataFrame, metric: str) -> str:
 
 def _differing(frame: pandas.DataFrame) -> list[str]:
     return [key for key in keys_of(frame) if frame[key].nunique(dropna=False) > 1]
-
-
-def _tells(key: str, setting: Mapping[str, Any], own: Mapping[str, set[str]]) -> bool:
-    """Whether a key belongs into the name of a line. A key of an algorithm does if the algorithm's own runs differ
-    in it."""
-    return not key.startswith("algorithm.") or key in own.get(setting["algorithm"], ())
 
 
 def _sorted(values: Iterable[Any]) -> list[Any]:

@@ -79,20 +79,19 @@ def of_alarms(run: Run, start: float = math.inf, stop: float = math.inf) -> dict
 def detected(labels: NDArray[np.bool_], said: NDArray[np.bool_]) -> dict[str, float]:
     """How well alarms by round, `said [R]`, detect the rounds `labels [R]`: `OF_ALARMS` without their `detect/`; only
     the share of false alarms where no round is to be detected."""
-    false = {"false_alarms": false_alarms(labels.tolist(), said.tolist())}
+    false = false_alarms(labels, said)
     if not labels.any():
-        return false
-    point, after = (scores(labels.tolist(), said.tolist(), adjust) for adjust in (False, True))
-    delay = delays(labels.tolist(), said.tolist())[0]
-    numbers = {
-        **point._asdict(),
-        "f1_adjusted": after.f1,
-        "delay": delay,
-        "missed": float(math.isnan(delay)),
-        "on_before": float(on_before(labels.tolist(), said.tolist())[0]),
-        **false,
-    }
-    return {name.removeprefix("detect/"): numbers[name.removeprefix("detect/")] for name in OF_ALARMS}
+        return {"false_alarms": false}
+    adjusted, delay = scores(labels, said, adjust=True).f1, delays(labels, said)[0]
+    numbers = (
+        *scores(labels, said),
+        adjusted,
+        delay,
+        float(math.isnan(delay)),
+        float(on_before(labels, said)[0]),
+        false,
+    )
+    return {name.removeprefix("detect/"): number for name, number in zip(OF_ALARMS, numbers, strict=True)}
 
 
 def _said(table: pandas.DataFrame) -> NDArray[Any]:

@@ -89,7 +89,8 @@ def verdict(frame: pandas.DataFrame, metric: str) -> list[str]:
         return [f"No run has finished with a {metric}" + (f": {lost}." if diverged else " yet.")]
     (first, best), rest = groups[0], groups[1:]
     left_out = survivors(frame, metric)
-    mean = f"{metric} {_value(metric, best.mean())} ({left_out.get(first) or _mean_of(best)})"
+    of = f"mean of {len(best)} seeds" if len(best) > 1 else "one seed"
+    mean = f"{metric} {_value(metric, best.mean())} ({left_out.get(first) or of})"
     if math.isinf(best.mean()):
         return [f"No setting has a finite mean of {metric}.", *_losses(left_out, "")]
     if not rest:
@@ -177,10 +178,6 @@ def _losses(left_out: Mapping[str, str], but: str) -> list[str]:
     """A sentence on the settings, except `but`, whose mean leaves out seeds."""
     rest = [f"{name}: {words}" for name, words in left_out.items() if name != but]
     return [f"Not over all seeds: {'; '.join(rest)}."] if rest else []
-
-
-def _mean_of(values: pandas.Series) -> str:
-    return f"mean of {len(values)} seeds" if len(values) > 1 else "one seed"
 
 
 def at_what_cost(costs: pandas.DataFrame, frame: pandas.DataFrame, metric: str) -> list[str]:

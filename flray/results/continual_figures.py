@@ -5,10 +5,11 @@ Axes count tasks from 0, as the column `task` of the tables does."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -132,18 +133,14 @@ def prediction_tables(runs: Sequence[Run], mode: str | None = None) -> dict[str,
                 has = ", ".join(predicting) or "none of them"
                 raise ConfigError(f"{label}: the mode {name} predicts no task; those that do: {has}")
             ended = min(len(own.right) for own in tests)
-            counts = [_square(own.predicted[ended - 1], ended) for own in tests if own.predicted is not None]
+            counts = [own.predicted[ended - 1][:ended, :ended] for own in tests if own.predicted is not None]
+            # a task beyond the last column was never predicted
+            counts = [np.pad(count, ((0, 0), (0, ended - count.shape[1]))) for count in counts]
             parts = [label] * (len(settings) > 1) + [name]
             tables_of[", ".join(parts)] = [per_class(count, count.sum(axis=1, keepdims=True)) for count in counts]
     if not tables_of:
         raise ConfigError(f"{runs[0].place}: no mode predicts tasks; fedprotip has such modes (tip_sample, tip_batch)")
     return tables_of
-
-
-def _square(counts: NDArray[np.int64], ended: int) -> NDArray[np.int64]:
-    """`[E, E]` of counts `[T, P]`; a task beyond the last column was never predicted."""
-    shown = counts[:ended, :ended]
-    return np.pad(shown, ((0, 0), (0, ended - shown.shape[1])))
 
 
 def task_matrices(runs: Sequence[Run], mode: str | None) -> dict[str, tuple[str, list[NDArray[np.float64]]]]:
@@ -167,14 +164,6 @@ def task_matrices(runs: Sequence[Run], mode: str | None) -> dict[str, tuple[str,
 
 
 # drift --------------------------------------------------------------------------------------------
-class AlarmRow(NamedTuple):
-    """The alarms of a detector in the runs of a setting: the rounds of each seed."""
-
-    name: str
-    colour: str
-    rounds: list[NDArray[np.int64]]
-
-
 def accuracy_through_drift(folders: Folders, mode: str | None = None, axes: Iterable[Axes] | None = None) -> Figure:
     """Accuracy on the missing and on the other classes over rounds, the window of missing data shaded.
 
@@ -186,15 +175,17 @@ def accuracy_through_drift(folders: Folders, mode: str | None = None, axes: Iter
     runs = open_runs(folders)
     settings_of, _ = drawn_by_setting(runs)
     last = max(int(_counts(run, mode).done[-1]) for seeds in settings_of.values() for run in seeds.values())
-    windows = [_window(next(iter(seeds.values())), last) for seeds in settings_of.values()]
+    firsts = [next(iter(seeds.values())) for seeds in settings_of.values()]
+    found = [drift_window(run, settings(run)) for run in firsts]
+    windows = [window and window._replace(stop=min(window.stop, last + 1.0)) for window in found]
     if not any(windows):
         raise ConfigError(f"{runs[0].place} has no drift: run it with one, such as drift.name=remove_classes")
     watched, rows = _watched(settings_of), _alarms(settings_of)
     heights = [3.0, *([1.8] if watched else []), *([0.3 + 0.2 * len(rows)] if rows else [])]
     what = f"accuracy{', the variance of the update' * bool(watched)}{', the alarms' * bool(rows)}"
     places = grid_of(axes, len(heights), what, (7.2, sum(heights) + 0.8), sharex=True, height_ratios=heights)
-    for axis in places:
-        _shade(axis, windows)
+    for axis, window in itertools.product(places, dict.fromkeys(filter(None, windows))):
+        axis.axvspan(window.start - 0.5, window.stop - 0.5, color=SHADE, linewidth=0, zorder=0)
     _curves(places[0], runs, mode, windows)
     if watched:
         _signals(places[1], watched)
@@ -302,11 +293,6 @@ def class_panel(axis: Any, counts: Sequence[ClassCounts], window: DriftWindow | 
     return drawn
 
 
-def _shade(axis: Any, windows: Iterable[DriftWindow | None]) -> None:
-    for window in dict.fromkeys(window for window in windows if window is not None):
-        axis.axvspan(window.start - 0.5, window.stop - 0.5, color=SHADE, linewidth=0, zorder=0)
-
-
 def _spans(classes: Sequence[int]) -> str:
     """`0-4`, or `1, 3, 8`."""
     if len(classes) > 2 and list(classes) == list(range(classes[0], classes[-1] + 1)):
@@ -314,35 +300,29 @@ def _spans(classes: Sequence[int]) -> str:
     return ", ".join(map(str, classes[:6])) + (", ..." if len(classes) > 6 else "")
 
 
-def _mark(axis: Any, rows: Sequence[AlarmRow]) -> None:
-    """Draws a row for each setting and detector, a bar where it gave an alarm; the fewer seeds did, the paler."""
+def _mark(axis: Any, rows: Sequence[tuple[str, str, list[NDArray[np.int64]]]]) -> None:
+    """Draws a row of `_alarms`, a bar where there was an alarm; the fewer seeds had it, the paler."""
     from matplotlib.colors import to_rgba
 
-    for place, row in enumerate(rows):
-        rounds, count = np.unique(np.concatenate(row.rounds), return_counts=True)
-        shades = [to_rgba(row.colour, share) for share in count / len(row.rounds)]
+    for place, (_, colour, seeds) in enumerate(rows):
+        rounds, count = np.unique(np.concatenate(seeds), return_counts=True)
+        shades = [to_rgba(colour, share) for share in count / len(seeds)]
         axis.bar(rounds, 0.7, 1.0, place - 0.35, color=shades, linewidth=0)
-    axis.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    axis.set_yticks(range(len(rows)), [name for name, *_ in rows], fontsize=8)
     axis.set_ylim(len(rows) - 0.5, -0.5)
-    several = any(len(row.rounds) > 1 for row in rows)
+    several = any(len(seeds) > 1 for *_, seeds in rows)
     axis.set_title("alarms" + "; pale: of some seeds" * several, fontsize=9, loc="left")
     axis.grid(axis="y", visible=False)
 
 
-def _window(run: Run, last: int) -> DriftWindow | None:
-    """The window of a run's drift, cut off at round `last`."""
-    window = drift_window(run, settings(run))
-    return None if window is None else window._replace(stop=min(window.stop, last + 1.0))
-
-
-def _alarms(settings_of: Mapping[str, Mapping[Any, Run]]) -> list[AlarmRow]:
-    """A row for each setting and detector that looked on; the row of the diagnostic says so."""
+def _alarms(settings_of: Mapping[str, Mapping[Any, Run]]) -> list[tuple[str, str, list[NDArray[np.int64]]]]:
+    """(name, colour, rounds with an alarm of each seed) for each setting and detector that looked on."""
     rows = []
     for (label, seeds), colour in zip(settings_of.items(), colours_of(settings_of), strict=True):
         alarms_of = [alarms(run) for run in seeds.values()]
         for name in dict.fromkeys(name for of in alarms_of for name in of):
             own = [of[name] for of in alarms_of if name in of]
-            rows.append(AlarmRow(f"{label} (diagnostic)" if name == PROBE else label, colour, own))
+            rows.append((f"{label} (diagnostic)" if name == PROBE else label, colour, own))
     return rows
 
 

@@ -161,11 +161,8 @@ def _read(detector: Detector, read: Sequence[Signal]) -> tuple[list[bool], list[
     """The alarm of every round, and the classes that the detector names in it (None: it names none)."""
     state, said, named = detector.initial_state(), list[bool](), list[tuple[int, ...] | None]()
     for signal in read:
-        if detector.reads_classes:
-            vanished = detector.compare(state, signal).vanished
-            named.append(None if vanished is None else tuple(np.flatnonzero(vanished > 0.5).tolist()))
-        else:
-            named.append(None)
+        vanished = detector.compare(state, signal).vanished if detector.reads_classes else None
+        named.append(None if vanished is None else tuple(np.flatnonzero(vanished > 0.5).tolist()))
         state, alarm = detector.detect(state, signal)
         said.append(alarm)
     return said, named

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flray.core.protocol.context import Context
-    from flray.metrics.loss_plane import Watch
 
 # labels of the axes of a plane
 DIRECTIONS = {
@@ -128,11 +128,8 @@ def surface_of(run: Run, round: int | None, directions: str, points: int, span: 
     from rich.console import Console
     from rich.progress import track
 
-    from flray.metrics.loss_plane import loss_on_plane, mean_loss, random_plane, sharpest_plane
+    from flray.metrics.landscape import loss_on_plane, mean_loss, random_plane, sharpest_plane
     from flray.metrics.reading import ProbeSample
-
-    def watch(todo: Sequence[Any]) -> Iterable[Any]:
-        return track(todo, f"loss around {run.place}", console=Console(file=cast("IO[str]", stderr()), emoji=False))
 
     ctx, w, b = _model(run, round)
     sample = ProbeSample.of(ctx, samples, "landscape")
@@ -141,8 +138,9 @@ def surface_of(run: Run, round: int | None, directions: str, points: int, span: 
     else:
         (x, y), eigenvalues = random_plane(w, ctx.objective.layout, ctx.seed), np.empty(0)
     at = np.linspace(-span, span, points)
-    progress: Watch = watch
-    return Surface(at, loss_on_plane(mean_loss(ctx, b, sample), w, x, y, at, progress), eigenvalues, len(sample.y))
+    console = Console(file=cast("IO[str]", stderr()), emoji=False)
+    watch = partial(track, description=f"loss around {run.place}", console=console)
+    return Surface(at, loss_on_plane(mean_loss(ctx, b, sample), w, x, y, at, watch), eigenvalues, len(sample.y))
 
 
 def _model(run: Run, round: int | None) -> tuple[Context, Tensor, Tensor]:

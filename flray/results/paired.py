@@ -60,16 +60,9 @@ def paired(
     rows: list[dict[str, Any]] = []
     for setting, values, diverged, unfinished in groups:
         mean, _, low, high = interval(values, share=is_share(metric), lowest=lowest(metric))
-        row = setting | {
-            "n": len(values),
-            "diverged": diverged,
-            "unfinished": unfinished,
-            "mean": mean,
-            "low": low,
-            "high": high,
-        }
-        seeds = values.index.intersection(base.index)
-        row |= {"pairs": len(seeds)}
+        pairs = len(values.index.intersection(base.index))
+        numbers = (len(values), diverged, unfinished, mean, low, high, pairs)
+        row = setting | dict(zip(PAIRED, numbers, strict=False))
         if rows:  # the first is the reference
             row |= difference(gaps(values, base), is_share(metric) and not lowest(metric), least)
         rows.append(row)
@@ -110,17 +103,8 @@ def difference(values: np.ndarray, share: bool = False, least: int = 2) -> dict[
     if len(values) < least:
         return {"diff": float(values.mean()) if len(values) else math.nan} | dict.fromkeys(STATISTICS, math.nan)
     mean, _, low, high = interval(values, share=share, lowest=-1.0)
-    boot_low, boot_high = bootstrap(values)
-    numbers = {
-        "diff": mean,
-        "diff_low": low,
-        "diff_high": high,
-        "boot_low": boot_low,
-        "boot_high": boot_high,
-        "effect": effect(values),
-        "p_t": math.nan,
-        "p_wilcoxon": math.nan,
-    }
+    known = (mean, low, high, *bootstrap(values), effect(values), math.nan, math.nan)
+    numbers = dict(zip(("diff", *STATISTICS), known, strict=True))
     if not values.any():
         return numbers | {"p_t": 1.0, "p_wilcoxon": 1.0}
     if np.ptp(values):

@@ -103,18 +103,14 @@ def _over_a_key(frame: pandas.DataFrame, metric: str) -> tuple[str, str, Callabl
         key, *_ = ablation_cells(frame, next(iter(numbers or varied), None), metric)
     except ConfigError:  # they differ in the seed alone
         key = "algorithm"
-    drawn = None if key in ("algorithm", "name") or _of_two_methods(frame, key) else key
+    # a hyper-parameter that differs between algorithms alone, eps of one and of another, is no axis
+    own = max((rows[key].nunique() for _, rows in frame.groupby("algorithm")), default=0)
+    drawn = None if key in ("algorithm", "name") or (key.startswith("algorithm.") and own < 2) else key
     return (
         f"Over {key}",
         f"{metric} over a key in which the runs differ",
         lambda: None if drawn is None else ablation(frame, drawn, metric),
     )
-
-
-def _of_two_methods(frame: pandas.DataFrame, key: str) -> bool:
-    """Whether a hyper-parameter differs between algorithms alone: eps of one and of another are no axis."""
-    own = (rows[key].nunique() for _, rows in frame.groupby("algorithm"))
-    return key.startswith("algorithm.") and max(own, default=0) < 2
 
 
 def _ranks(frame: pandas.DataFrame, metric: str) -> Figure | None:

@@ -125,7 +125,13 @@ def _opened(
             )
     replays = [Replay(run.folder) for run in runs]
     for replay in replays:
-        _check_planar(replay)
+        shape, name = replay.runtime.dataset.input_shape, replay.runtime.dataset.name
+        if shape != (2,):
+            what = f"{shape[0]} features" if len(shape) == 1 else f"images of shape {shape}"
+            hint = "run it with data.pca=2" if len(shape) == 1 and shape[0] > 2 else "use tabular data with data.pca=2"
+            raise ConfigError(
+                f"decision_regions: {replay.folder} has {what} (data set {name!r}) and a plane has 2; {hint}"
+            )
     return replays, names_of(runs), sorted(set(rounds))
 
 
@@ -279,14 +285,6 @@ def draw_regions(
     axis.set(xlim=limits[:, 0], ylim=limits[:, 1], xticks=[], yticks=[], ylabel=label)
     for side in axis.spines.values():
         side.set_linewidth(1.6 if is_global else 0.6)
-
-
-def _check_planar(replay: Replay) -> None:
-    shape, name = replay.runtime.dataset.input_shape, replay.runtime.dataset.name
-    if shape != (2,):
-        what = f"{shape[0]} features" if len(shape) == 1 else f"images of shape {shape}"
-        hint = "run it with data.pca=2" if len(shape) == 1 and shape[0] > 2 else "use tabular data with data.pca=2"
-        raise ConfigError(f"decision_regions: {replay.folder} has {what} (data set {name!r}) and a plane has 2; {hint}")
 
 
 def _samples(replay: Replay) -> tuple[np.ndarray, np.ndarray]:

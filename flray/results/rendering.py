@@ -57,13 +57,20 @@ _HEADS = {
 
 def render(frame: pandas.DataFrame, title: str = "") -> RichTable:
     """A table of `compare` or `summary` for the terminal: accuracies in per cent, bytes and seconds in units."""
+    right = [is_number(frame, column) for column in shown_columns(frame)]
+    return rich_table(*cells(frame), right, title or _common_name(frame), caption_of(frame) or "")
+
+
+def rich_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[bool], title: str, caption: str, **look: Any
+) -> RichTable:
+    """A table of plain text for the terminal; `right` marks the columns of numbers."""
     from rich.markup import escape
     from rich.table import Table as RichTable
 
-    heads, rows = cells(frame)
-    table = RichTable(title=escape(title or _common_name(frame)), caption=caption_of(frame), caption_justify="left")
-    for head, column in zip(heads, shown_columns(frame), strict=True):
-        table.add_column(escape(head), justify="right" if is_number(frame, column) else "left", overflow="fold")
+    table = RichTable(title=escape(title), caption=escape(caption) or None, caption_justify="left", **look)
+    for head, number in zip(heads, right, strict=True):
+        table.add_column(escape(head), justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
     return table

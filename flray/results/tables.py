@@ -215,14 +215,12 @@ def _kind(key: str, config: Mapping[str, Any]) -> Any:
 def _instead(folder: Path) -> str:
     """A note on what lies in the place of a run."""
     if not folder.exists():
-        return f"there is none{nearest(folder.name, _beside(folder))}"
+        return (
+            f"there is none{nearest(folder.name, [path.parent.name for path in folder.parent.glob('*/config.yaml')])}"
+        )
     if not folder.is_dir():
         return "it is a file; name the folder"
     return "it has neither config.yaml nor STATUS" if any(folder.iterdir()) else "it is empty"
-
-
-def _beside(folder: Path) -> list[str]:
-    return [path.parent.name for path in folder.parent.glob("*/config.yaml")] if folder.parent.is_dir() else []
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:

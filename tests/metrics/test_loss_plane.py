@@ -8,8 +8,14 @@ import torch
 from torch import nn
 
 from flray.core.network.objective import Objective
-from flray.metrics.landscape import top_eigenpairs
-from flray.metrics.loss_plane import filter_normalised, loss_on_plane, mean_loss, random_plane, sharpest_plane
+from flray.metrics.landscape import (
+    filter_normalised,
+    loss_on_plane,
+    mean_loss,
+    random_plane,
+    sharpest_plane,
+    top_eigenpairs,
+)
 from flray.metrics.reading import ProbeSample
 from flray.models.mlp import MLP
 from tests.support.small_cases import context, normal
