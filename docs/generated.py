@@ -179,14 +179,14 @@ def kind(name: str) -> str:
 
 def evidence(site: Site) -> None:
     """The pages of `flray papers evidence` and `reproduce` from the stored tables: claims, detectors, tables."""
-    from flray.reference import evidence as stored, page
+    from flray.reference import evidence as stored, outcome
     from flray.reference.evidence_page import write_page
 
     results = site.folder / "results"
     write_page(results / "evidence.md", stored.read_table(), stored.evidence())
     content = stored.evidence(stored.DETECTORS).model_copy(update={"detectors": True})
     write_page(results / "detectors.md", stored.read_table(stored.SCORES, stored.SCORED), content)
-    (results / "reproduced.md").write_text(page.markdown(stored.read_table(page.STORED, stored.ROWS)))
+    (results / "reproduced.md").write_text(outcome.markdown(stored.read_table(outcome.STORED, stored.ROWS)))
 
 
 def found(what: str, name: str) -> str:

@@ -641,9 +641,7 @@ MUTANTS = (
     Mutant("engine/exchanges.py", "self.uplink or self.even", "self.even", "engine/ray/test_ahead.py", "nobody_begins"),
     Mutant("engine/ray/capacity.py", "parts // each\n", "parts // each + 1\n", "engine/ray/test_capacity.py"),
     # results
-    Mutant(
-        "results/intervals.py", "t.ppf(0.5 + level / 2, n - 1)", "t.ppf(0.5 + level / 2, n)", "results/test_paired.py"
-    ),
+    Mutant("results/intervals.py", "t.ppf(0.975, n - 1)", "t.ppf(0.975, n)", "results/test_paired.py"),
     Mutant(
         "results/paired.py",
         "tests - np.arange(p.shape[-1])",

@@ -163,8 +163,7 @@ def _judge(
 ) -> None:
     """Print and write our numbers beside the paper's, with a verdict for each cell."""
     from flray.reference.evidence_page import ladder_sentence
-    from flray.reference.outcome import judge, table_of
-    from flray.reference.page import counts, in_common, put_on_page, render, write as write_results
+    from flray.reference.outcome import counts, in_common, judge, put_on_page, render, table_of, write as write_results
     from flray.reference.verdict import MARGIN
 
     judged = judge(planned, scale, overrides, margin or MARGIN)

@@ -81,7 +81,7 @@ class GradientConflict(Probe, frozen=True):
             row[f"cos_{kind}"], row[f"move_{kind}"] = cosine(local, other), cosine(here[0] - there[0], other)
             row[f"loss_{kind}"] = float(loss)
         if "global" in others:
-            row["zeta"], row["descent"], _ = agreement(local, others["global"])
+            row["zeta"], row["descent"] = agreement(local, others["global"])
             if "memory" in others:
                 row["kappa"] = kappa(others["global"], others["memory"])
                 row["descent_projected"] = agreement(local, others["global"], others["memory"]).descent

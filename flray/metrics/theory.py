@@ -108,13 +108,11 @@ class Agreement(NamedTuple):
     """Agreement of a client's gradient g_k with the gradient g of the global loss, at one point.
 
     `zeta`: ||g_k - g||, heterogeneity. `descent`: <d_k, g> / ||g||^2, the share of the global descent in the client's
-    direction d_k, which is g_k or its projection off the memory gradient; NaN if g is 0. `projected`: whether the
-    projection changed g_k.
+    direction d_k, which is g_k or its projection off the memory gradient; NaN if g is 0.
     """
 
     zeta: float
     descent: float
-    projected: bool
 
 
 def agreement(g_k: Tensor, g: Tensor, g_mem: Tensor | None = None) -> Agreement:
@@ -123,13 +121,10 @@ def agreement(g_k: Tensor, g: Tensor, g_mem: Tensor | None = None) -> Agreement:
     zeta bounds FedProj's heterogeneity, sum_k p_k ||g_k - g||^2 <= zeta^2 with g the gradient of F = sum_k p_k F_k; the
     sum follows from the clients' own numbers. `descent` is not the paper's kappa, which is :func:`kappa`.
     """
-    direction, projected = g_k, False
-    if g_mem is not None:
-        direction, conflict = project(g_k, g_mem)
-        projected = bool(conflict.projected)
+    direction = g_k if g_mem is None else project(g_k, g_mem)[0]
     square = dot(g, g)
     descent = dot(direction, g) / square if square else float("nan")
-    return Agreement(float((g_k - g).double().norm()), descent, projected)
+    return Agreement(float((g_k - g).double().norm()), descent)
 
 
 def kappa(g: Tensor, g_mem: Tensor) -> float:

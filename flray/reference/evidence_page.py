@@ -26,13 +26,13 @@ from flray.reference.evidence import (
     mean_of,
     read_table,
 )
-from flray.reference.page import OURS, THEIRS
 from flray.reference.papers import papers
 from flray.reference.verdict import FAILS, HOLDS, POWER
 from flray.results.figures import one_axis, save
 from flray.results.intervals import interval, is_share
 from flray.results.rendering import filled, to_markdown
 
+OURS, THEIRS = "#0072B2", "#E69F00"  # of Okabe and Ito, as in every figure
 # colour, marker and its face, by verdict
 MARKS = {HOLDS: (OURS, "o", OURS), FAILS: ("#D55E00", "s", "#D55E00")}
 UNDECIDED = ("#777777", "o", "white")

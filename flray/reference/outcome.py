@@ -1,16 +1,22 @@
-"""Our results for the cells of a paper's table beside the printed numbers, and the verdict on every cell."""
+"""Our results for the cells of a paper's table beside the printed numbers, and the verdict on every cell: as tables on
+the terminal, reproduce.md, a CSV, a page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas
 
-from flray.reference.papers import COURSE, Line, Measure, PaperRow, Printed, Setting
+from flray.core.schema.errors import ConfigError
+from flray.files import write_text, writing
+from flray.reference.evidence import HERE, ROWS, read_table, write_table
+from flray.reference.papers import COURSE, Line, Measure, PaperRow, Printed, Setting, tables
 from flray.reference.plan import PlannedRun, RunPlan, another
 from flray.reference.verdict import (
     DIFFERS,
@@ -20,10 +26,10 @@ from flray.reference.verdict import (
     INCOMPLETE,
     LEVEL,
     NOT_COMPARABLE,
+    POWER,
     REPRODUCED,
     Against,
     Claim,
-    PrintedScore,
     Spread,
     chance_against_paper,
     chance_of_order,
@@ -35,8 +41,15 @@ from flray.reference.verdict import (
     verdict,
 )
 from flray.results.intervals import smaller_is_better
+from flray.results.rendering import csv, filled, rich_table
 from flray.results.tables import compare
 from flray.rundir.reader import Run
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+STORED = HERE / "runs" / "reproduced.parquet"  # rows of the tables that were run here
+HEADS = ("method", "paper", "ours", "seeds", "difference")
 
 
 class Compared(NamedTuple):
@@ -120,9 +133,8 @@ def judge(plan: RunPlan, scale: str, extra: Sequence[str], margin: float) -> lis
             runs = [run for run in own if name in _names(setting, run.cell_run.line)]
             judged = _judged(setting, name, rows, skipped_rows, other, margin, columns)
             judged_methods = len({row.shown for run in runs for row in run.rows} | {shown for shown, _ in skipped_rows})
-            table_methods = len(
-                {row.shown for line in setting.lines if name in _names(setting, line) for row in _flat(line)}
-            )
+            of_table = [rows for line in setting.lines if name in _names(setting, line) for rows in line.rows]
+            table_methods = len({row.shown for rows in of_table for row in rows})
             if judged_methods < table_methods:
                 judged = judged._replace(why=f"{judged_methods} of the table's {table_methods} methods; {judged.why}")
             settings.append(judged._replace(common=common(runs)))
@@ -131,10 +143,6 @@ def judge(plan: RunPlan, scale: str, extra: Sequence[str], margin: float) -> lis
 
 def _names(setting: Setting, line: Line) -> list[str]:
     return [measure.name for measure in setting.measures(line)]
-
-
-def _flat(line: Line) -> list[PaperRow]:
-    return [row for rows in line.rows for row in rows]
 
 
 def _measured(runs: Sequence[PlannedRun]) -> pandas.DataFrame:
@@ -258,9 +266,8 @@ def _judged(
 ) -> Judged:
     done = [row for row in rows if row.ours]
     lower = any(smaller_is_better(column) for column in columns)
-    printed = {row.name: PrintedScore(row.printed.mean, row.printed.std) for row in rows}
     judged_claims = claims(
-        {row.name: printed[row.name] for row in done},
+        {row.name: row.printed for row in done},
         {row.name: row.ours for row in done},
         lower,
         {row.name: row.shares for row in done},
@@ -391,3 +398,94 @@ def table_of(judged: Sequence[Judged], scale: str, command: str) -> pandas.DataF
         without += [] if each.rows or without else [("-", each.why)]
         rows += [cell | dict.fromkeys(nothing, math.nan) | {"method": m, "n": 0, "note": note} for m, note in without]
     return pandas.DataFrame(rows)
+
+
+# output --------------------------------------------------------------------------------------------
+def render(rows: pandas.DataFrame) -> Table:
+    """A cell for the terminal: the rows of `table_of` of one measure."""
+    judged = rows.iloc[0]
+    measure = "" if judged["measure"] == "accuracy" else f": {judged['measure']}"
+    title = f"{judged['table']}, {judged['cell']}{measure}: {judged['verdict']}"
+    right = [head != "method" for head in HEADS]
+    caption = "\n".join([judged["because"], *worth(judged)])
+    return rich_table(HEADS, map(_cells, rows.to_dict("records")), right, title, caption, title_justify="left")
+
+
+def worth(judged: Any) -> list[str]:
+    """Of a row of `table_of`: how often the verdict comes by chance, and the smallest difference that the seeds detect,
+    as sentences."""
+    said = []
+    if not math.isnan(judged["chance"]):
+        share = "below 0.1 %" if judged["chance"] < 0.001 else f"{100 * judged['chance']:.1f} %"
+        said.append(f"comes by chance: {share} {judged['chance_of']}")
+    if not math.isnan(judged["seen"]):
+        power = f"with {100 * POWER:.0f} % power these seeds see"
+        said.append(f"{power} {judged['seen']:.1f} points {judged['seen_of']}")
+    return said
+
+
+def in_common(judged: Sequence[Judged]) -> list[str]:
+    """What the seeds share although it should vary; a sentence for each kind of cell."""
+    return list(dict.fromkeys(each.common for each in judged if each.common))
+
+
+def markdown(frame: pandas.DataFrame) -> str:
+    """The page of the rows of `table_of`, of one table or several: verdicts, then each cell's numbers."""
+    filters: dict[str, Callable[..., Any]] = {
+        "some": lambda texts: [text for text in texts.fillna("").unique() if text],
+        "table_name": table_name, "cells": _cells,
+    }  # fmt: skip
+    return filled(
+        "flray.reference", "reproduce.md.j2", filters,
+        sections=frame.groupby(["table", "scale"], sort=False), tables=tables(), heads=HEADS, worth=worth,
+    )  # fmt: skip
+
+
+def _cells(row: Mapping[Any, Any]) -> tuple[str, ...]:
+    """A row of `table_of` as text, by `HEADS`: per cent, mean ± standard deviation over seeds."""
+    theirs, ours = (_with_std(row[name], row[f"{name}_std"]) for name in ("paper", "ours"))
+    lost = (0 if math.isnan(row[name]) else int(row[name]) for name in ("diverged", "unfinished"))
+    difference = "-" if math.isnan(row["difference"]) else f"{row['difference']:+.2f}"
+    return row["method"], theirs, ours, seeds_of(int(row["n"]), *lost), difference
+
+
+def _with_std(mean: float, std: float | None) -> str:
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.2f}" if std is None or math.isnan(std) else f"{mean:.2f} ± {std:.2f}"
+
+
+def table_name(key: str) -> str:
+    """`Table 2` of `fedsol/table2`."""
+    return re.sub(r"^(table|figure)(\d+)", r"\1 \2", key.partition("/")[2]).capitalize()
+
+
+def write(folder: Path, frame: pandas.DataFrame) -> list[Path]:
+    """Writes the rows of `table_of` into `folder` as `reproduce.md` and `.csv`; returns their paths."""
+    paths = [folder / f"reproduce.{kind}" for kind in ("md", "csv")]
+    with writing(folder, kind=ConfigError):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_text(paths[0], markdown(frame), kind=ConfigError)
+    write_text(paths[1], csv(frame), kind=ConfigError)
+    return paths
+
+
+def put_on_page(page: Path, frame: pandas.DataFrame) -> Path:
+    """Puts the rows of a table into the Parquet table beside a page of several tables, in place of its earlier ones,
+    and writes the page anew.
+
+    Returns the table's path. Raises `ConfigError` if they cannot be written.
+    """
+    beside = page.with_suffix(".parquet")
+    old, key = read_table(beside, ROWS), ["table", "scale"]
+    places = pandas.MultiIndex.from_frame(old[key])
+    kept = old[~places.isin(pandas.MultiIndex.from_frame(frame[key]))]
+    frame = pandas.concat([kept, frame], ignore_index=True) if len(kept) else frame
+    write_table(frame, beside)
+    write_text(page, markdown(frame), kind=ConfigError)
+    return beside
+
+
+def counts(judged: Sequence[Judged]) -> str:
+    """`2 order holds, 1 not comparable`."""
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(each.verdict for each in judged).items())

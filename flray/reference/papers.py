@@ -137,8 +137,8 @@ class Printed(NamedTuple):
     """A number of the paper: mean and standard deviation over `n` seeds; None for what it does not print."""
 
     mean: float
-    std: float | None
-    n: int | None
+    std: float | None = None
+    n: int | None = None
     note: str = ""  # an oddity of the number
 
 
@@ -231,12 +231,9 @@ class Setting(NamedTuple):
 @functools.cache
 def papers() -> dict[str, Paper]:
     """The papers, by the name that a command takes."""
-    return {path.stem: read_paper(path) for path in sorted((HERE / "papers").glob("*.yaml"))}
-
-
-def read_paper(path: Path) -> Paper:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return Paper.model_validate(yaml.load(path.read_text(encoding="utf-8"), loader))
+    files = sorted((HERE / "papers").glob("*.yaml"))
+    return {file.stem: Paper.model_validate(yaml.load(file.read_text(encoding="utf-8"), loader)) for file in files}
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import kendalltau, nct, t as student
 
+from flray.reference.papers import Printed
 from flray.results.paired import holm
 
 LEVEL = 0.05  # of every test after Holm's correction in a cell, and of each one-sided test of equivalence
@@ -158,15 +159,8 @@ class Claim(NamedTuple):
         return self.ours < 0 and self.holm < LEVEL
 
 
-class PrintedScore(NamedTuple):
-    """The number that a paper prints for a method."""
-
-    mean: float
-    std: float | None = None
-
-
 def claims(
-    printed: Mapping[str, PrintedScore],
+    printed: Mapping[str, Printed],
     ours: Mapping[str, Mapping[int, float]],
     lower_is_better: bool = False,
     shares: Mapping[str, Hashable] | None = None,
@@ -195,7 +189,7 @@ def claims(
     return [claim._replace(holm=float(p)) for claim, p in zip(judged_claims, corrected, strict=True)]
 
 
-def claimed(one: PrintedScore, other: PrintedScore) -> bool:
+def claimed(one: Printed, other: Printed) -> bool:
     """Whether a paper claims an order of two methods: by `GAP` or more, and by more than its own spread."""
     gap = abs(one.mean - other.mean)
     return gap >= GAP - 10.0**-ROUNDED and gap > math.hypot(one.std or 0.0, other.std or 0.0)

@@ -35,6 +35,7 @@ from flray.results.figures import (
     spread_words,
 )
 from flray.results.learning import curve_of, lines, over_seeds_of, seeds_words
+from flray.results.rendering import spans
 from flray.results.tables import settings
 from flray.rundir.by_task import ClassCounts, class_counts, task_tests
 from flray.rundir.reader import Run
@@ -235,7 +236,7 @@ def _curves(axis: Any, runs: Sequence[Run], mode: str | None, windows: Sequence[
     split = "validation" if all(tested_set(settings(run)) == "val" for run in runs) else "test"
     axis.set(ylabel=f"{split} accuracy (%)", ylim=(0, 101))
     headline(axis, f"{seeds_words(curves, 'test/acc')}; grey: samples missing")
-    which = f" ({_spans(missing)})" if len(taken) == 1 else ""
+    which = f" ({spans(missing)})" if len(taken) == 1 else ""
     named = {part + which * (part == MISSING): style for part, style in styles.items()}
     legend(axis, curves, named, below=False)
 
@@ -291,13 +292,6 @@ def class_panel(axis: Any, counts: Sequence[ClassCounts], window: DriftWindow | 
     axis.grid(visible=False)
     axis.set_title(title, fontsize=9, loc="left")
     return drawn
-
-
-def _spans(classes: Sequence[int]) -> str:
-    """`0-4`, or `1, 3, 8`."""
-    if len(classes) > 2 and list(classes) == list(range(classes[0], classes[-1] + 1)):
-        return f"{classes[0]}-{classes[-1]}"
-    return ", ".join(map(str, classes[:6])) + (", ..." if len(classes) > 6 else "")
 
 
 def _mark(axis: Any, rows: Sequence[tuple[str, str, list[NDArray[np.int64]]]]) -> None:

@@ -209,18 +209,6 @@ def _above_0(values: pandas.Series) -> pandas.Series:
     return (values > 0).astype(float).where(values.notna())
 
 
-TABLES: Mapping[str, Callable[[Run], pandas.DataFrame]] = {
-    "local_forgetting": recovery,
-    "conflict": conflict,
-    "memory": memory,
-    "divergence": divergence,
-    "heterogeneity": heterogeneity,
-    "layers": layers,
-    "latent_forgetting": gradients,
-    "propositions": propositions,
-}
-
-
 def asked_for(run: Run) -> list[str]:
     """Names of the tables of the diagnostics in the run's configuration."""
     entries = json.loads(settings(run).get("diagnostics") or "[]")
@@ -229,12 +217,8 @@ def asked_for(run: Run) -> list[str]:
 
 def in_words(run: Run) -> dict[str, str]:
     """A line for each diagnostic of which the run has rows: means over the observed rounds."""
-    lines = {}
-    for name in TABLES:
-        rows = run.diagnostics.get(name)
-        if rows is not None and len(rows) and name in _SAYS:
-            lines[name.replace("_", " ")] = _SAYS[name](run)
-    return lines
+    having = [name for name in _SAYS if len(run.diagnostics.get(name, ()))]
+    return {name.replace("_", " "): _SAYS[name](run) for name in having}
 
 
 def _forgetting_words(run: Run) -> str:

@@ -16,7 +16,7 @@ from flray.results.answers import COSTS, spent
 from flray.results.by_mode import TRAINED, over_clients
 from flray.results.continual import tested_set
 from flray.results.diagnoses import asked_for, in_words
-from flray.results.rendering import shown_value
+from flray.results.rendering import shown_value, spans
 from flray.results.tables import edited, planned_rounds, settings
 from flray.rundir.by_task import class_counts
 from flray.rundir.reader import Run
@@ -146,17 +146,15 @@ def _classes(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _clients(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        ("clients" if what == TRAINED else what): _over_clients(what, row) for what, row in over_clients(run).items()
-    }
-
-
-def _over_clients(what: str, row: Mapping[str, float]) -> str:
-    mean, p10, worst = (_number("/acc", row[f"client/acc_{name}"]) for name in ("mean", "p10", "worst"))
-    said = f"mean {mean}, p10 {p10}, worst {worst}, Gini {row['client/gini']:.3f} over {_count(row['clients'])}"
-    if "client/acc_minority" in row:
-        said += f"; minority {_number('/acc', row['client/acc_minority'])} ({_count(row['minority'])})"
-    return f"{said}: {what}, after local training in round {row['done']:.0f}" if what == TRAINED else said
+    lines = {}
+    for what, row in over_clients(run).items():
+        mean, p10, worst = (_number("/acc", row[f"client/acc_{name}"]) for name in ("mean", "p10", "worst"))
+        said = f"mean {mean}, p10 {p10}, worst {worst}, Gini {row['client/gini']:.3f} over {_count(row['clients'])}"
+        if "client/acc_minority" in row:
+            said += f"; minority {_number('/acc', row['client/acc_minority'])} ({_count(row['minority'])})"
+        trained = f"{said}: {what}, after local training in round {row['done']:.0f}"
+        lines |= {"clients": trained} if what == TRAINED else {what: said}
+    return lines
 
 
 def _count(clients: float) -> str:
@@ -172,21 +170,10 @@ def _diagnostics(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
     if silent:
         lines["no rows of"] = f"{', '.join(silent)}: not due yet, or the algorithm's messages carry no model"
     alarm_rounds = [
-        f"{name}: {f'in rounds {_spans(rounds.tolist())}' if len(rounds) else 'none'}"
+        f"{name}: {f'in rounds {spans(rounds.tolist())}' if len(rounds) else 'none'}"
         for name, rounds in alarms(run).items()
     ]
     return lines | ({"alarms": "; ".join(alarm_rounds)} if alarm_rounds else {})
-
-
-def _spans(rounds: list[int]) -> str:
-    """`3-5, 9`."""
-    parts: list[list[int]] = []
-    for number in rounds:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in parts)
 
 
 # what differs from the usual setting -----------------------------------------------------------------

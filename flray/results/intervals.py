@@ -45,10 +45,8 @@ def tie(mean: float, other: float) -> bool:
     return math.isclose(mean, other, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def interval(
-    values: Iterable[float], level: float = 0.95, *, share: bool = False, lowest: float = 0.0
-) -> tuple[float, float, float, float]:
-    """The t-interval of the mean at `level`.
+def interval(values: Iterable[float], *, share: bool = False, lowest: float = 0.0) -> tuple[float, float, float, float]:
+    """The 95 % t-interval of the mean.
 
     Returns (mean, std with ddof=1, low, high); std and bounds are NaN for a single value. Bounds of a `share` are cut
     off at `lowest` (-1 for a difference of shares) and 1; the mean lies inside, so the coverage stays the same. If a
@@ -61,16 +59,16 @@ def interval(
     if len(sample) == 1 or not math.isfinite(mean):
         return mean, math.nan, math.nan, math.nan
     std = float(sample.std(ddof=1))
-    half = half_width(std, len(sample), level)
+    half = half_width(std, len(sample))
     low, high = mean - half, mean + half
     return (mean, std, max(low, lowest), min(high, 1.0)) if share else (mean, std, low, high)
 
 
-def half_width(std: float, n: int, level: float = 0.95) -> float:
-    """Half the t-interval of the mean of `n` values with this `std` (ddof=1), which is not cut off; NaN for n < 2."""
+def half_width(std: float, n: int) -> float:
+    """Half the 95 % t-interval of the mean of `n` values with this `std` (ddof=1), not cut off; NaN for n < 2."""
     from scipy.stats import t
 
-    return float(t.ppf(0.5 + level / 2, n - 1)) * std / math.sqrt(n) if n > 1 else math.nan
+    return float(t.ppf(0.975, n - 1)) * std / math.sqrt(n) if n > 1 else math.nan
 
 
 def widest(samples: Iterable[Iterable[float]], least: int) -> float:
@@ -79,8 +77,8 @@ def widest(samples: Iterable[Iterable[float]], least: int) -> float:
     return max((2 * half_width(std, n) for std, n in known if math.isfinite(std)), default=0.0)
 
 
-def bootstrap(values: Iterable[float], level: float = 0.95) -> tuple[float, float]:
-    """The percentile bootstrap interval (low, high) of the mean at `level`; it assumes no normal distribution.
+def bootstrap(values: Iterable[float]) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval (low, high) of the mean; it assumes no normal distribution.
 
     It is too narrow for few seeds: with five it covers the mean in about 85 % of cases. 9,999 resamples with a fixed
     seed, so the same numbers give the same interval. NaN for fewer than two values, or if one is infinite. (Efron and
@@ -92,7 +90,7 @@ def bootstrap(values: Iterable[float], level: float = 0.95) -> tuple[float, floa
     if len(sample) < 2 or not np.isfinite(sample).all():
         return math.nan, math.nan
     resampled = stats.bootstrap(
-        (sample,), np.mean, confidence_level=level, method="percentile", vectorized=True, rng=np.random.default_rng(0)
+        (sample,), np.mean, confidence_level=0.95, method="percentile", vectorized=True, rng=np.random.default_rng(0)
     )
     return float(resampled.confidence_interval.low), float(resampled.confidence_interval.high)
 

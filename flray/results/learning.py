@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from flray.core.schema.errors import ConfigError, unknown
-from flray.results.axes import AXES, Axis, along, axis_named
+from flray.results.axes import AXES, along, axis_named
 from flray.results.colours import colours_of, markers_of, styles_of
 from flray.results.figures import (
     FEW,
@@ -76,7 +76,8 @@ def draw(curves: Mapping[str, Curve], metric: str, x: str, axis: Axes | None = N
     outside = (len(curves) > MOST_INSIDE or longest > LONGEST_INSIDE) and axis is None
     figure, plot = one_axis(axis, height=4.4 + 0.06 * outside * len(curves))
     scale = 100 if is_share(metric) else 1
-    size, unit = _unit(AXES[x], max(curve.seeds_x.max() for curve in curves.values()))
+    most, units = max(curve.seeds_x.max() for curve in curves.values()), AXES[x].units or ((1.0, ""),)
+    size, unit = next((unit for unit in units if most >= 2 * unit[0]), units[-1])
     lines(plot, curves, scale, size)
     label = f"{AXES[x].label} ({unit})" if unit else AXES[x].label
     plot.set_xlabel(label)
@@ -126,11 +127,6 @@ def lines(
             axis.fill_between(x, scale * curve.low, scale * curve.high, color=colour, alpha=0.16, linewidth=0)
         elif count > 1:
             axis.plot(curve.seeds_x.T / unit, scale * curve.seeds.T, color=colour, linewidth=0.8, alpha=0.4)
-
-
-def _unit(axis: Axis, most: float) -> tuple[float, str]:
-    """(size, name) of the largest unit in which the end of the axis is at least 2."""
-    return next((unit for unit in axis.units if most >= 2 * unit[0]), axis.units[-1] if axis.units else (1.0, ""))
 
 
 def learning_curves(runs: Sequence[Run], metric: str, x: str = "rounds") -> dict[str, Curve]:

@@ -236,17 +236,9 @@ def table(ranked: Ranks) -> pandas.DataFrame:
     and the mean of the metric over blocks, which averages numbers that need not be on one scale."""
     import pandas
 
-    placed = places(ranked.scores, ranked.metric, "min")
-    rows = [
-        {
-            "method": name,
-            "rank": rank,
-            "first": int((placed[name] == 1).sum()),
-            ranked.metric: ranked.scores[name].mean(),
-        }
-        for name, rank in ranked.ranks.items()
-    ]
-    return pandas.DataFrame(rows)
+    first = (places(ranked.scores, ranked.metric, "min") == 1).sum()
+    columns = {"rank": ranked.ranks, "first": first, ranked.metric: ranked.scores.mean()}
+    return pandas.DataFrame(columns).loc[ranked.ranks.index].rename_axis("method").reset_index()
 
 
 def diagram(ranked: Ranks, axis: Axes | None = None) -> Figure:

@@ -165,7 +165,15 @@ def _global(replay: Replay, clock: Any, title: str) -> Panel:
 
 def _locals(replay: Replay, clock: Any, clients: Sequence[int] | None) -> Iterator[Panel]:
     runtime = replay.runtime
-    for client in clients or _unlike(replay, clock):
+    if not clients:  # those of the cohort whose classes differ most
+        classes, labels = len(runtime.dataset.classes), runtime.dataset.train.y
+        held = {
+            each: replay.scenario.shares(clock, np.array([each])).indices for each in sorted(replay.cohort().tolist())
+        }
+        clients = most_unlike(
+            {each: np.bincount(labels[own], minlength=classes) for each, own in held.items()}, CLIENTS
+        )
+    for client in clients:
         _, update, _ = next(replay.clients(client))
         point = runtime.algorithm.model_of(runtime.context(clock), update)
         if point is None:
@@ -175,16 +183,6 @@ def _locals(replay: Replay, clock: Any, clients: Sequence[int] | None) -> Iterat
         model = runtime.objective.at(point[0].clone(), point[1].clone())
         shares = replay.scenario.shares(clock, np.array([client]))
         yield Panel(f"client {client}", _predictor(replay, model), shares.indices)
-
-
-def _unlike(replay: Replay, clock: Any) -> list[int]:
-    """`CLIENTS` of the cohort whose classes differ most."""
-    classes, labels = len(replay.runtime.dataset.classes), replay.runtime.dataset.train.y
-    counts = {}
-    for client in sorted(replay.cohort().tolist()):
-        held = replay.scenario.shares(clock, np.array([client])).indices
-        counts[client] = np.bincount(labels[held], minlength=classes)
-    return most_unlike(counts, CLIENTS)
 
 
 def most_unlike(counts: Mapping[int, np.ndarray], number: int) -> list[int]:

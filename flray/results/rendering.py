@@ -366,6 +366,17 @@ def _signed(column: str, value: float) -> str:
     return ("+" if value > 0 else "-" if value < 0 else "") + shown_value(column, abs(value))
 
 
+def spans(numbers: Iterable[int]) -> str:
+    """`3-5, 9`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in parts)
+
+
 # HTML ---------------------------------------------------------------------------------------------
 class Table:
     """A table of `compare`, `summary`, `paired` or `spelled`, displayed as by `flray compare`; `frame` is the table

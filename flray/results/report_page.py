@@ -113,7 +113,7 @@ def report(
 def write(page: ReportPage, out: str | Path, format: str, refresh: int = 0) -> Path:
     """Writes the page in one of `FORMATS`. Raises `ConfigError` if that fails."""
     path = Path(out)
-    text = as_html(page, refresh) if refresh and format == "html" else text_of(page, format)
+    text = as_html(page, refresh) if format == "html" else {"md": as_markdown, "json": as_json}[format](page)
     with writing(path, kind=ConfigError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text, kind=ConfigError)
@@ -238,14 +238,6 @@ def _changed(configs: Sequence[Mapping[str, Any]], runs: Sequence[Run], same: Ma
 
 
 # formats ------------------------------------------------------------------------------------------
-def text_of(page: ReportPage, format: str) -> str:
-    """The page in one of `FORMATS`."""
-    formats = {"html": as_html, "md": as_markdown, "json": as_json}
-    if format not in formats:
-        raise unknown("report format", format, FORMATS)
-    return formats[format](page)
-
-
 def as_json(page: ReportPage) -> str:
     """The numbers as one JSON object, without pictures; NaN becomes null."""
     names = {"frame": "runs", "table": "settings", "evenly": "clients_and_classes"}

@@ -242,13 +242,11 @@ def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
         return len({config.get(key) for config in configs}) > 1
     said: dict[Any, set[Any]] = {}  # the section's kind -> the values of the key in its configurations
     for config in configs:
-        said.setdefault(_kind(key, config), set()).add(_exact(config[key]) if key in config else "no such key")
+        value = config.get(key, "no such key")
+        # True == 1
+        said.setdefault(_kind(key, config), set()).add(("bool", value) if isinstance(value, bool) else value)
     values = set().union(*said.values()) - {None, "no such key"}
     return len(values) > 1 or any(len(own) > 1 for own in said.values())
-
-
-def _exact(value: Any) -> Any:
-    return (type(value).__name__, value) if isinstance(value, bool) else value  # True == 1
 
 
 def ignored(key: str) -> bool:

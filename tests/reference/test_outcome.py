@@ -9,12 +9,12 @@ import pytest
 
 from flray.cli.reproduce import _again
 from flray.config.loader import load_config
+from flray.reference import outcome
 from flray.reference.evidence import ROWS, read_table
 from flray.reference.outcome import Compared, Judged, _judged, common, course, judge, shared, table_of
-from flray.reference.page import STORED, _cells, markdown, put_on_page, render, table_name, worth, write
 from flray.reference.papers import Printed, chosen, with_methods
 from flray.reference.plan import PlannedRun, RunPlan
-from flray.reference.verdict import FAILS, HOLDS, INCOMPLETE, INCONCLUSIVE, REPRODUCED, PrintedScore, claims, compared
+from flray.reference.verdict import FAILS, HOLDS, INCOMPLETE, INCONCLUSIVE, REPRODUCED, claims, compared
 from flray.running import simulate
 from tests.support.commands import invoke, succeeded
 from tests.support.tables import config, folder
@@ -41,7 +41,7 @@ def planned(tmp_path_factory):
 
 def said(judged):
     """What stands behind the reason of a verdict."""
-    return worth(table_of([judged], "full", "again").iloc[0])
+    return outcome.worth(table_of([judged], "full", "again").iloc[0])
 
 
 def test_ours_is_what_the_runs_have_in_per_cent(planned):
@@ -73,7 +73,7 @@ def test_a_run_that_diverged_is_none_to_do(planned, tmp_path):
 
 def test_what_is_written_is_found_again(planned, tmp_path):
     judged = judge(planned, "small", [], 2.0)
-    paths = write(tmp_path, table_of(judged, "small", "flray papers reproduce fedsol/table2"))
+    paths = outcome.write(tmp_path, table_of(judged, "small", "flray papers reproduce fedsol/table2"))
     assert [path.name for path in paths] == ["reproduce.md", "reproduce.csv"]
     frame = pandas.read_csv(paths[1])
     assert frame["paper"].tolist()[:2] == [56.13, 59.80] and set(frame["verdict"]) == {judged[0].verdict}
@@ -87,7 +87,7 @@ def test_a_cell_of_which_nothing_ran_says_why(planned):
     assert (judged.verdict, judged.rows) == (INCOMPLETE, [])
     assert judged.why == "1 of the table's 8 methods; the data set is not below data.root"
     assert table_of([judged], "small", "again")["n"].tolist() == [0]
-    assert "incomplete" in render(table_of([judged], "small", "again")).title
+    assert "incomplete" in outcome.render(table_of([judged], "small", "again")).title
     (judged,) = judge(RunPlan([run._replace(folder=Path("nowhere")) for run in planned.runs], []), "small", [], 2.0)
     assert judged.why.endswith("; no run has finished") and [row.unfinished for row in judged.rows] == [2, 2]
 
@@ -98,14 +98,14 @@ def section(verdict, ours=61.0):
         Compared("FedAvg", Printed(60.0, 1.5, 3, "odd"), {0: 50.0, 1: 52.0}, 0, 0, None),
         Compared("FedSOL", Printed(64.0, None, None), {0: ours}, 1, 0, None),
     ]
-    found = claims({"FedAvg": PrintedScore(60.0), "FedSOL": PrintedScore(64.0)}, {row.name: row.ours for row in rows})
+    found = claims({"FedAvg": Printed(60.0), "FedSOL": Printed(64.0)}, {row.name: row.ours for row in rows})
     return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [])
 
 
 def test_a_page_keeps_the_other_sections_and_writes_its_own_again(tmp_path):
     page, other = tmp_path / "reproduced.md", chosen("fedproj/table1", ["CIFAR-10, beta 0.3"])[0]
     for judged in (section("stale"), section("kept")._replace(setting=other), section(HOLDS)):
-        beside = put_on_page(page, table_of([judged], "small", "flray again"))
+        beside = outcome.put_on_page(page, table_of([judged], "small", "flray again"))
     text = page.read_text()
     assert len(pandas.read_parquet(beside)) == 4 and "\n\n\n" not in text
     assert "stale" not in text and HOLDS in text and "kept" in text and text.count("## FedSOL, Table 2") == 1
@@ -115,8 +115,8 @@ def test_a_page_keeps_the_other_sections_and_writes_its_own_again(tmp_path):
 
 def test_the_stored_rows_are_those_of_the_papers_tables():
     """Each method is one of its cell, with the printed number."""
-    rows = read_table(STORED, ROWS)
-    assert len(rows) == 51 and markdown(rows).count("\n### ") == 13
+    rows = read_table(outcome.STORED, ROWS)
+    assert len(rows) == 51 and outcome.markdown(rows).count("\n### ") == 13
     for (key, name), own in rows.groupby(["table", "cell"]):
         (setting,) = chosen(key, [name])
         found = {row.shown: setting.printed(row, setting.measures(run.line)[0], run.line)
@@ -177,9 +177,9 @@ def test_beside_every_verdict_stand_its_chance_and_what_the_seeds_see(planned):
     wide = [55.0, 60.0, 65.0]
     told = of(planned, [row._replace(ours=dict(enumerate(wide)), against=compared(wide, 60.0, 0.2, 3))], other="")
     assert told.verdict == INCONCLUSIVE and told.seen > 10 and len(said(told)) == 1
-    text = markdown(table_of([told], "full", "again"))
+    text = outcome.markdown(table_of([told], "full", "again"))
     assert "; with 80 % power these seeds see" in text and "points from the paper's" in text
-    assert "80 % power" in render(table_of([told], "full", "again")).caption
+    assert "80 % power" in outcome.render(table_of([told], "full", "again")).caption
 
 
 def test_the_page_says_what_the_seeds_share(planned):
@@ -191,14 +191,14 @@ def test_the_page_says_what_the_seeds_share(planned):
     ]
     told = common(fixed)
     assert told.startswith("Our seeds share the partition and the cohorts: ") and "other partitions" in told
-    assert told in markdown(table_of([section(HOLDS)._replace(common=told)], "small", "again"))
+    assert told in outcome.markdown(table_of([section(HOLDS)._replace(common=told)], "small", "again"))
     assert shared(planned.runs[0]) == shared(planned.runs[2]) != shared(fixed[0])
 
 
 def test_numbers_as_text():
     row = table_of([section(HOLDS)], "small", "again").to_dict("records")[0]
-    assert _cells(row) == ("FedAvg", "60.00 ± 1.50", "51.00 ± 1.41", "2", "-9.00")
-    assert (table_name("fedsol/table2"), table_name("fedproj/figure1")) == ("Table 2", "Figure 1")
+    assert outcome._cells(row) == ("FedAvg", "60.00 ± 1.50", "51.00 ± 1.41", "2", "-9.00")
+    assert (outcome.table_name("fedsol/table2"), outcome.table_name("fedproj/figure1")) == ("Table 2", "Figure 1")
 
 
 def test_the_command_of_a_result_is_the_present_verb():

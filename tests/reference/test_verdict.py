@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import t, ttest_ind_from_stats, ttest_rel
 
+from flray.reference.papers import Printed
 from flray.reference.verdict import (
     DIFFERS,
     FAILS,
@@ -17,7 +18,6 @@ from flray.reference.verdict import (
     NOT_COMPARABLE,
     REPRODUCED,
     Claim,
-    PrintedScore,
     Spread,
     chance_against_paper,
     chance_of_order,
@@ -36,7 +36,7 @@ def by_seed(*values):
 
 
 def printed(**means):
-    return {name: PrintedScore(mean) for name, mean in means.items()}
+    return {name: Printed(mean) for name, mean in means.items()}
 
 
 def equivalence(ours, mean, std, n, margin=MARGIN):
@@ -135,9 +135,9 @@ def test_claims_are_the_pairs_that_the_paper_sets_apart():
 def test_a_pair_within_the_papers_own_spread_is_no_claim():
     """Two runs of 60 +- 4 and 55 +- 4 lie sqrt(32) = 5.66 apart by chance: 5 points are no claim, 6 are one."""
     ours = {"a": by_seed(1, 2), "b": by_seed(3, 5)}
-    assert claims({"a": PrintedScore(60, 4), "b": PrintedScore(55, 4)}, ours) == []
-    assert len(claims({"a": PrintedScore(61, 4), "b": PrintedScore(55, 4)}, ours)) == 1
-    assert len(claims({"a": PrintedScore(60, 4), "b": PrintedScore(55)}, ours)) == 1
+    assert claims({"a": Printed(60, 4), "b": Printed(55, 4)}, ours) == []
+    assert len(claims({"a": Printed(61, 4), "b": Printed(55, 4)}, ours)) == 1
+    assert len(claims({"a": Printed(60, 4), "b": Printed(55)}, ours)) == 1
 
 
 def test_claims_about_forgetting_are_the_other_way_round():
@@ -212,7 +212,7 @@ def verdicts_under_the_null(methods, seeds, cells):
     Every pair is a claim. Seeds have an effect of their own, which all methods of a seed share.
     """
     rng, names = np.random.default_rng([methods, seeds]), [str(method) for method in range(methods)]
-    paper = {name: PrintedScore(60.0 - 2 * place) for place, name in enumerate(names)}
+    paper = {name: Printed(60.0 - 2 * place) for place, name in enumerate(names)}
     told = []
     for _ in range(cells):
         values = 30 + 2 * rng.standard_normal((1, seeds)) + rng.standard_normal((methods, seeds))
