@@ -228,12 +228,14 @@ def _importance(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
         raise Skip("one parameter varies, so there is nothing to weigh it against")
     quantile, (objective, direction) = max(0.1, 5 / count), list(sweep.objectives.items())[place]
     sign = -1 if direction == "max" else 1  # with a target the evaluator looks for its low values
+
+    def target(trial: Any) -> float:
+        return float(sign * trial.values[place])
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is experimental, and that it looks for low values
         evaluator = PedAnovaImportanceEvaluator(target_quantile=quantile)
-        weights = get_param_importances(
-            study, evaluator=evaluator, params=names, target=lambda trial: sign * trial.values[place]
-        )
+        weights = get_param_importances(study, evaluator=evaluator, params=names, target=target)
     _, axis = one_axis(None, 8, 1.6 + 0.4 * len(names))
     ascending = sorted(weights, key=lambda name: weights[name])
     axis.barh(ascending, [weights[name] for name in ascending], color=BEST[0])

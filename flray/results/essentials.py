@@ -146,7 +146,7 @@ def _classes(run: Run, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _clients(run: Run, _: Mapping[str, Any]) -> dict[str, str]:
-    lines = {}
+    lines: dict[str, str] = {}
     for what, row in over_clients(run).items():
         mean, p10, worst = (_number("/acc", row[f"client/acc_{name}"]) for name in ("mean", "p10", "worst"))
         said = f"mean {mean}, p10 {p10}, worst {worst}, Gini {row['client/gini']:.3f} over {_count(row['clients'])}"
