@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 import flray
-from flray.cli import begin, checking, comparing, draw, evidence, look, proxies, reproduce, runs, sweeps, watch
+from flray.cli import begin, checking, comparing, draw, evidence, look, proxies, reproduce, runs, sweeps
 from flray.cli.output import failed, flush, write
 from flray.core.schema.errors import FlrayError
 from flray.engine.early_fork import Interpreter
@@ -76,8 +76,25 @@ VERBS = {  # of the first page of help, in the order of a first hour
 MORE = ("check", "papers", "replay", "pretrain", "synthesize", "bench")
 
 
+# verbs of before: what is run instead, and its name
+BEFORE = {
+    "watch": (["show", "--follow"], "flray show RUN --follow"),
+    "reproduce": (["papers", "reproduce"], "flray papers reproduce"),
+    "evidence": (["papers", "evidence"], "flray papers evidence"),
+}
+
+
 class FirstPage(TyperGroup):
-    """The command line with a help of one screen."""
+    """The command line with a help of one screen. A verb of before works, and a line names the new one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] == "plan":
+            raise FlrayError("flray plan is a table of flray doctor now: flray doctor CONFIG --nodes 1,100")
+        if args[0] in BEFORE:
+            words, name = BEFORE[args[0]]
+            LOGGER.info(f"note: flray {args[0]} is now {name}")
+            args = [*words, *args[1:]]
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         rows = "".join(f"  {name:<9}{words}\n" for name, words in VERBS.items())
@@ -127,24 +144,6 @@ app.command("list")(verb(look.list_))
 for about_papers in (reproduce.reproduce, evidence.evidence):
     papers.command()(verb(about_papers))
 app.add_typer(papers, name="papers")
-
-
-def renamed(function: Callable[..., None], new: str) -> None:
-    """A verb of the release before: it works, and a line names the new one."""
-
-    @functools.wraps(function)
-    def old(**options: Any) -> None:
-        LOGGER.info(f"note: flray {function.__name__} is now {new}")
-        function(**options)
-
-    app.command(function.__name__, hidden=True)(verb(old))
-
-
-renamed(watch.watch, "flray show RUN --follow")
-renamed(reproduce.reproduce, "flray papers reproduce")
-renamed(evidence.evidence, "flray papers evidence")
-# a verb of before that is no more: whatever follows it, the answer names the new one
-app.command("plan", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(look.plan)
 
 
 # a full or broken disk and too many open files: no defect, wherever a library meets them

@@ -187,11 +187,6 @@ def _print_nodes(planned: list[dict[str, Any]]) -> None:
         write("\n".join(f"* {note}" for note in NOTES))
 
 
-def plan() -> None:
-    """Now a table of `flray doctor`."""
-    raise FlrayError("flray plan is a table of flray doctor now: flray doctor CONFIG --nodes 1,100")
-
-
 def replay(
     folder: Annotated[Path, typer.Argument(help="run folder")],
     client: Annotated[int, typer.Option(help="client id")],

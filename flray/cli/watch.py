@@ -9,11 +9,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from flray.cli.output import check_format, console, flush, plain_text, print_rows, records, sheet_of, write, write_json
+from flray.cli.output import console, flush, plain_text, print_rows, records, sheet_of, write, write_json
 from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.log import LOGGER
 from flray.rundir.folder import is_run
@@ -31,22 +31,8 @@ PAGE_S = 15.0  # between two versions of the page: its pictures take some
 Read = TypeVar("Read")
 
 
-def watch(
-    places: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN...", help="run folders or URIs; a folder that holds runs, a grid, a sweep"),
-    ],
-    every: Annotated[
-        float | None, typer.Option(min=0.1, help="seconds between two looks; default 2, of a storage 10")
-    ] = None,
-    format: Annotated[str, typer.Option(help="table, or json: a record a line, as rounds arrive")] = "table",
-    page: Annotated[
-        Path | None,
-        typer.Option(help="also a report as an HTML file, written again as rounds arrive; a browser reloads it"),
-    ] = None,
-) -> None:
-    """`flray show --follow`."""
-    check_format(format)
+def watch(places: Sequence[str], every: float | None, format: str, page: Path | None) -> None:
+    """`flray show --follow`: its exit code says whether the runs are good."""
     pause = every or EVERY_S[any(map(is_uri, places))]
     try:
         if page is not None or len(places) > 1 or _holds_runs(places[0]):
