@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Collection
+from collections.abc import Callable
 from pathlib import Path
 
-from flray.core.schema.errors import CheckpointError, nearest, warn
+from flray.core.schema.errors import CheckpointError, nearest
 from flray.files import atomic_folder, cache_root, checksum, quoted, writing
-from flray.rundir.folder import has_run, has_sweep
 from flray.rundir.storage import DRIVER, SERVER, TABLES, Storage, files
 from flray.rundir.uri import join, open_uri, reason, split
 
 READER_FILES = ("config.yaml", "environment.json", "STATUS", "partition", *TABLES, "model.safetensors")
-FINAL = re.compile(r".+-\d{4,}-seed\d+")  # a sweep's name of a final run
 
 
 def download(uri: str, root: str | Path = "runs") -> Path:
@@ -67,45 +64,23 @@ def _existing(base: str, name: str, folder: Path) -> Storage:
     return storage
 
 
-def runs_at(uri: str, artifacts: Collection[str], most: int) -> list[str]:
-    """The runs at this URI and below it, by the rules of :func:`flray.rundir.reader.runs_below`.
-
-    A sweep has no file of its own in a storage: there it is two folders `final` and `trials`, with the names that a
-    sweep gives to final runs. `artifacts`: names of folders that are skipped. Raises `CheckpointError` if it cannot be
-    read, and for more than `most` folders.
-    """
+def listing(top: str) -> Callable[[str], tuple[object, set[str], dict[str, str]]]:
+    """A function of the URI of a folder at or below `top`: (what it is known by, the names of its files, its folders by
+    name). A hidden folder is left out. The function raises `CheckpointError` if the storage cannot be read."""
     from pyarrow.fs import FileSelector
 
-    fs, top = open_uri(uri)
-    found = dict[str, list[str]]()  # by folder: a link may lead back up, or to a folder of these
+    fs, path = open_uri(top)
+    paths = {top: path}
 
-    def look(uri: str, path: str) -> list[str]:
-        place = os.path.realpath(path) if fs.type_name == "local" else path
-        if place not in found:
-            found[place] = []
-            if len(found) > most:
-                raise CheckpointError(f"{top} holds more than {most:,} folders; name the folder that holds the runs")
-            found[place] = read(uri, path)
-        return found[place]
-
-    def read(uri: str, path: str) -> list[str]:
+    def entries(uri: str) -> tuple[object, set[str], dict[str, str]]:
         try:
-            entries = fs.get_file_info(FileSelector(path, allow_not_found=True))
+            found = fs.get_file_info(FileSelector(paths[uri], allow_not_found=True))
         except Exception as error:  # every file system has errors of its own
             raise CheckpointError(f"{uri} cannot be read: {reason(error)}") from error
-        has = {info.base_name for info in entries if info.is_file}.__contains__
-        if has_run(has):
-            return [uri]
-        inside = sorted(info.base_name for info in entries if not info.is_file and not info.base_name.startswith("."))
-        inside = [name for name in inside if name not in artifacts]
-        runs = {name: look(join(uri, name), f"{path}/{name}") for name in inside}
-        final = runs.get("final", [])
-        mirror = inside == ["final", "trials"] and all(FINAL.fullmatch(split(run)[1]) for run in final)
-        if has_sweep(has) or mirror:
-            if final:
-                warn(f"{uri} is a sweep: the runs of final/ are read, and not those of trials/")
-            return final or runs.get("trials", [])
-        below = [] if has("STATUS") else list(dict.fromkeys(run for name in inside for run in runs[name]))
-        return below or [uri] * (has("STATUS") or has("config.yaml"))
+        names = sorted(info.base_name for info in found if not info.is_file and not info.base_name.startswith("."))
+        folders = {name: join(uri, name) for name in names}
+        paths.update({place: f"{paths[uri]}/{name}" for name, place in folders.items()})
+        key = os.path.realpath(paths[uri]) if fs.type_name == "local" else paths[uri]
+        return key, {info.base_name for info in found if info.is_file}, folders
 
-    return look(uri, top)
+    return entries

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from flray.files import SMALL, quoted, read_checksummed, regular
 from flray.rundir import checkpoint
 from flray.rundir.lock import lock_status
 from flray.rundir.swap import interrupted, is_replaced
-from flray.rundir.uri import is_uri
+from flray.rundir.uri import is_uri, split
 
 if TYPE_CHECKING:
     import pandas
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_FOLDERS = 20_000  # folders that are looked into for runs
 ARTIFACTS = ("mlartifacts", "mlruns")  # MLflow's copies of a run's files, config.yaml among them
+FINAL = re.compile(r".+-\d{4,}-seed\d+")  # a sweep's name of a final run
 # the file or folder of a value that has another name
 FILES = {"experiment": "config.yaml", "environment": "environment.json", "partition_table": "partition"}
 T = TypeVar("T")
@@ -352,50 +352,60 @@ def _stamp(path: Path) -> Stamp | None:
 
 
 def runs_below(folder: str | Path) -> list[str | Path]:
-    """The run folders below a folder, at any depth, sorted by name; the folder itself if it is one.
+    """The run folders below a folder or a URI, at any depth, sorted by name; the folder itself if it is one.
 
     Of a sweep its final runs, or its trials while there are none: trials are tested on held-out data and final runs on
-    the test set, so the two are never mixed. A folder with a `config.yaml` alone is a run that lost its other files,
-    unless there are runs in it: then the file is a configuration of the user's. A link to a run is no second one. Skips
-    folders that cannot be read and MLflow's artifacts. Raises `CheckpointError` for more than `MAX_FOLDERS`.
+    the test set, so the two are never mixed. A storage has no file of a sweep itself: there it is two folders `final`
+    and `trials`, with the names that a sweep gives to final runs. A folder with a `config.yaml` alone is a run that
+    lost its other files, unless there are runs in it: then the file is a configuration of the user's. A link to a run
+    is no second one. Skips folders of this machine that cannot be read and MLflow's artifacts. Raises `CheckpointError`
+    for a storage that cannot be read and for more than `MAX_FOLDERS`.
     """
-    if is_uri(folder):
-        from flray.rundir.download import runs_at
+    from flray.rundir.download import listing
+    from flray.rundir.folder import has_run, has_sweep
 
-        return list(runs_at(str(folder), ARTIFACTS, MAX_FOLDERS))
-    from flray.rundir.folder import holds_sweep, is_run
+    top: Any = folder if is_uri(folder) else Path(folder)
+    entries: Callable[[Any], tuple[object, set[str], dict[str, Any]]] = listing(top) if is_uri(top) else _entries
+    runs, found = dict[object, str | Path](), dict[object, list[str | Path]]()  # a link may lead back up
 
-    found = dict[tuple[int, int], list[Path]]()  # by folder: a link may lead back up, or to a folder of these
-
-    def look(folder: Path) -> list[Path]:
-        try:
-            if is_run(folder):
-                return [folder]
-            if holds_sweep(folder):
-                return look(folder / "final") or look(folder / "trials")
-            if (folder / "STATUS").exists():
-                return [folder]
-            configured = (folder / "config.yaml").exists()
-            facts = folder.stat()
-            inside = sorted(path for path in folder.iterdir() if path.is_dir())
-        except OSError:  # another user's folder, or one that is being removed
-            return []
-        key = facts.st_dev, facts.st_ino
+    def look(place: Any) -> list[str | Path]:
+        key, files, folders = entries(place)
+        if has_run(files.__contains__):
+            return [runs.setdefault(key, place)]
         if key not in found:
             found[key] = []
             if len(found) > MAX_FOLDERS:
                 raise CheckpointError(
                     f"{top} holds more than {MAX_FOLDERS:,} folders; name the folder that holds the runs"
                 )
-            inside = [path for path in inside if not is_replaced(path) and path.name not in ARTIFACTS]
-            runs = list(dict.fromkeys(run for path in inside for run in look(path)))
-            found[key] = runs or [folder] * configured
+            found[key] = inside(place, files, {name: folders[name] for name in folders if name not in ARTIFACTS})
         return found[key]
 
-    top, names = Path(folder), dict[str, str | Path]()
-    for run in look(top):
-        names.setdefault(os.path.realpath(run), run)
-    return list(names.values())
+    def inside(place: Any, files: set[str], folders: dict[str, Any]) -> list[str | Path]:
+        final = look(folders["final"]) if "final" in folders else []
+        mirror = (
+            is_uri(top)
+            and [*folders] == ["final", "trials"]
+            and all(FINAL.fullmatch(split(str(run))[1]) for run in final)
+        )
+        if has_sweep(files.__contains__) or mirror:
+            if final and is_uri(top):
+                warn(f"{place} is a sweep: the runs of final/ are read, and not those of trials/")
+            return final or (look(folders["trials"]) if "trials" in folders else [])
+        below = [] if "STATUS" in files else [run for each in folders.values() for run in look(each)]
+        return below or [runs.setdefault(place, place)] * bool(files & {"STATUS", "config.yaml"})
+
+    return list(dict.fromkeys(look(top)))
+
+
+def _entries(folder: Path) -> tuple[object, set[str], dict[str, Path]]:
+    """(what a folder is known by, the names of its files, its folders by name, but for a run that another replaced)."""
+    try:
+        facts, content = folder.stat(), sorted(folder.iterdir())
+        folders = {path.name: path for path in content if path.is_dir() and not is_replaced(path)}
+        return (facts.st_dev, facts.st_ino), {path.name for path in content if path.is_file()}, folders
+    except OSError:  # another user's folder, or one that is being removed
+        return folder, set(), {}
 
 
 def load_federated(folder: str | Path) -> Run:
