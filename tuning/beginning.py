@@ -7,7 +7,6 @@ or Optuna.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from flray.config.experiment import LENGTH, RESUMABLE, Experiment
 from flray.config.grid import dotted
-from flray.core.schema.errors import CheckpointError, ConfigError, DataError, FlrayError
+from flray.core.schema.errors import CheckpointError, ConfigError, DataError
 from flray.files import read_checksummed, with_checksum, write_text
 from flray.log import LOGGER
 from flray.rundir.provenance import packages
@@ -50,11 +49,6 @@ class Beginning(NamedTuple):
         return cls(secrets.token_hex(8), str(packages()["flray"]), sweep.dump(), _resolved(sweep), dict(fingerprints))
 
     @classmethod
-    def unrecorded(cls, sweep: Sweep) -> Beginning:
-        """Of a sweep that an earlier version of flray began, by its file: no id, no fingerprints."""
-        return cls("", "", sweep.dump(), _resolved(sweep), {})
-
-    @classmethod
     def read(cls, values: Any) -> Beginning:
         """From the values of :meth:`dump`. Raises `ValueError` if they are something else."""
         kinds = {"id": str, "flray": str, "sweep": dict, "experiment": dict, "fingerprints": dict}
@@ -67,17 +61,8 @@ class Beginning(NamedTuple):
         return self._asdict()
 
     def difference(self, sweep: Sweep) -> str:
-        """The first key in which a sweep is another one than this, with both values; "": none.
-
-        A key that this record lacks, because an earlier version of flray wrote it, had its default.
-        """
+        """The first key in which a sweep is another one than this, with both values; "": none."""
         before, now = _values(self.sweep, self.experiment), _values(sweep.dump(), _resolved(sweep))
-        if not now.keys() <= before.keys():
-            from flray.tuning.sweep_file import load_sweep
-
-            with contextlib.suppress(FlrayError):  # this version does not read that file: it has changed
-                read = load_sweep(self.sweep)
-                before = {**_values(read.dump(), _resolved(read)), **before}
         return next(
             (
                 f"{key} is {before.get(key, 'missing')} there, {now.get(key, 'missing')} here"
@@ -99,7 +84,7 @@ class Beginning(NamedTuple):
         """Raises `DataError` or `ConfigError` if data, partition, weights or the user's modules have changed."""
         for name in dict.fromkeys([*self.fingerprints, *fingerprints]):
             was, now = self.fingerprints.get(name), fingerprints.get(name)
-            if was == now or name not in self.fingerprints:  # an earlier version of flray did not look at it
+            if was == now or name not in self.fingerprints:  # a module that was not loaded then
                 continue
             if " of " in name and name not in fingerprints:  # a value that cannot be read now, which its trials say
                 continue

@@ -86,7 +86,7 @@ def join(study: Study, sweep: Sweep, began: Beginning, known: bool, place: str) 
                 f"study: {place} is not the one that this sweep began with: {study.study_name} has trials and no "
                 "record; bring the study back, or give another --out and another name"
             )
-        study.set_user_attr(ATTRIBUTE, began.dump())  # a kill came before it, or an earlier version began the sweep
+        study.set_user_attr(ATTRIBUTE, began.dump())  # a kill came before it
         return began
     if known and record.id != began.id:
         why = record.difference(sweep) or "it began apart, with the same configuration"

@@ -8,9 +8,8 @@ from flray.core.schema.errors import CheckpointError
 from flray.files import quoted
 from flray.rundir.folder import check_outside, to_resume_sweep
 from flray.rundir.lock import NAME as LOCK, FolderLock, check_unused, owner as lock_owner
-from flray.tuning.beginning import Beginning, read_beginning
+from flray.tuning.beginning import read_beginning
 from flray.tuning.config import Sweep
-from flray.tuning.sweep_file import load_sweep
 from flray.tuning.trials import check_database, stored_sweep
 
 CONFIG = "sweep.yaml"
@@ -35,25 +34,20 @@ def check_sweep(folder: Path) -> None:
     stored_sweep(folder)
 
 
-def began_with(folder: Path) -> Beginning:
-    """The record of the sweep in a folder. An earlier version of flray wrote none, and one that is damaged comes back
-    from the study: then what `sweep.yaml` says."""
-    if (record := read_beginning(folder)) is not None:
-        return record
-    stored_sweep(folder)  # raises in its own words
-    return Beginning.unrecorded(load_sweep(folder / CONFIG))
-
-
 def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
     """Raises `CheckpointError` if the folder has another sweep (`resume`), has files, is inside a run, or is used by a
     process here. Raises `ConfigError` if a new one searches what changes no trial."""
+    began = read_beginning(folder)  # lost: the study has it too
     if resume:
         check_sweep(folder)
-        began_with(folder).check(sweep, str(folder))
+        if began is not None:
+            began.check(sweep, str(folder))
         if (folder / "trials").exists():
             check_database(sweep.study, folder)
     elif (folder / CONFIG).exists():
-        began_with(folder).check(sweep, str(folder))
+        stored_sweep(folder)  # raises if it is damaged
+        if began is not None:
+            began.check(sweep, str(folder))
         raise CheckpointError(
             f"{folder} already holds this sweep; continue with: {to_resume_sweep(folder)}, or give another --out"
         )

@@ -126,7 +126,6 @@ class Run:
             entries = read_checksummed(self.folder / "environment.json")["accepted"]
         except (OSError, ValueError, KeyError):
             return {}
-        # an older flray did not record the rounds done
         return {entry["what"]: (entry["was"], entry["is"]) for entry in entries if entry.get("done", 1)}
 
     @property

@@ -7,7 +7,6 @@ and both values, and any other resume goes on.
 from __future__ import annotations
 
 import importlib
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -30,7 +29,7 @@ from flray.tuning.sweep import _begin, _fingerprints
 from flray.tuning.sweep_file import load_sweep
 from flray.tuning.sweep_folder import CONFIG, take_folder
 from flray.tuning.trials import trials_table
-from tests.support.iris_sweep import EXPERIMENT, SPACE, ended, iris_sweep, studies_of
+from tests.support.iris_sweep import EXPERIMENT, SPACE, ended, iris_sweep
 from tests.support.messages import facts
 
 PRINTS = {"data": "aa", "partition": "bb", "proxy": None, "weights": None, "modules.mine": "cc"}
@@ -143,11 +142,6 @@ def test_an_option_that_the_first_value_of_a_list_hides_is_compared(
     with pytest.raises(CheckpointError, match=facts("holds another sweep: ", said)):
         resumed(folder, change)
     assert len(resumed(folder).ended()) == 1
-    record = read_beginning(folder)
-    hidden = {name: value for name, value in record.experiment.items() if "=" not in name}
-    beginning.write_beginning(folder, record._replace(experiment=hidden))  # as an earlier version of flray wrote it
-    with pytest.raises(CheckpointError, match=facts(said)):
-        resumed(folder, change)
 
 
 def test_what_does_not_decide_a_trial_may_change(begun: Path) -> None:
@@ -292,31 +286,6 @@ def test_a_study_of_another_sweep_is_refused(tmp_path: Path) -> None:
         shutil.copy(tmp_path / name / JOURNAL, tmp_path / "s" / JOURNAL)
         with pytest.raises(CheckpointError, match=facts("holds another sweep under the name tiny", said)):
             resumed(tmp_path / "s")
-
-
-def test_a_sweep_of_an_earlier_version_goes_on_and_has_a_record_then(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
-    one_trial(studies_of(folder, trials=4))  # without a record, as before
-    assert len(resumed(folder).ended()) == 1
-    record = read_beginning(folder)
-    assert record is not None and record.sweep == iris_sweep(trials=4).dump()
-    edit(folder, "experiment", "rounds", value=9)
-    with pytest.raises(CheckpointError, match=facts("experiment.rounds is 6 there, 9 here")):
-        resumed(folder)
-
-
-def test_another_version_of_flray_knows_more_keys(begun: Path) -> None:
-    """A key that the earlier version did not know had its default; any other value is a change."""
-    record = json.loads((begun / NAME).read_text())
-    del record["sweep"]["sampler"], record["experiment"]["cohort"], record["checksum"]
-    old = beginning.Beginning.read(record)  # the number of a version in development may be the same
-    (study,) = resumed(begun).groups.values()
-    study.set_user_attr(ATTRIBUTE, old.dump())
-    beginning.write_beginning(begun, old)
-    assert len(resumed(begun).ended()) == 1
-    edit(begun, "sampler", value="random")
-    with pytest.raises(CheckpointError, match=facts("sampler is tpe there, random here")):
-        resumed(begun)
 
 
 def test_another_version_of_flray_has_another_default(begun: Path) -> None:
