@@ -30,8 +30,7 @@ MAY_CHANGE = f"{', '.join(FREE)}, experiment.{{{','.join(FREE_OF_RUNS)}}}"
 
 
 class Beginning(NamedTuple):
-    """The values of a sweep when it began, and the fingerprints of everything outside of them that determines the bits
-    of its trials.
+    """The values of a sweep when it began, and the fingerprints of what else determines the bits of its trials.
 
     `sweep` is its file, `experiment` the first trial's with all defaults, whose values another version may change, and
     the sections that only other trials have.
@@ -55,10 +54,6 @@ class Beginning(NamedTuple):
         if not isinstance(values, Mapping) or not all(isinstance(values.get(name), kinds[name]) for name in kinds):
             raise ValueError("it is no record of a sweep")
         return cls(**{name: values[name] for name in kinds})
-
-    def dump(self) -> dict[str, Any]:
-        """Plain values."""
-        return self._asdict()
 
     def difference(self, sweep: Sweep) -> str:
         """The first key in which a sweep is another one than this, with both values; "": none."""
@@ -101,7 +96,7 @@ class Beginning(NamedTuple):
 
 def write_beginning(folder: Path, beginning: Beginning) -> None:
     """Raises `CheckpointError` if the file cannot be written."""
-    write_text(folder / NAME, with_checksum(beginning.dump()))
+    write_text(folder / NAME, with_checksum(beginning._asdict()))
 
 
 def read_beginning(folder: Path) -> Beginning | None:

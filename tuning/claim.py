@@ -26,11 +26,8 @@ WAIT_S = 3.0  # for the record of a study that another process has just made
 POLL_S = 0.1
 
 
-def create(storage: BaseStorage, names: Collection[str], directions: Sequence[StudyDirection]) -> list[Study]:
-    """The studies of a new sweep, in the order of their names.
-
-    Raises `DuplicatedStudyError` if one of them exists; then none is made.
-    """
+def create(storage: BaseStorage, names: Collection[str], directions: Sequence[StudyDirection]) -> None:
+    """The studies of a new sweep. Raises `DuplicatedStudyError` if one of them exists; then none is made."""
     made: list[Study] = []
     try:
         for name in sorted(names):
@@ -40,7 +37,6 @@ def create(storage: BaseStorage, names: Collection[str], directions: Sequence[St
             with contextlib.suppress(Exception):
                 optuna.delete_study(study_name=study.study_name, storage=storage)
         raise
-    return made
 
 
 def taken(storage: BaseStorage, names: Collection[str], sweep: Sweep, place: str) -> CheckpointError:
@@ -54,11 +50,8 @@ def taken(storage: BaseStorage, names: Collection[str], sweep: Sweep, place: str
 
 
 def recorded(study: Study, wait: bool = False) -> Beginning | None:
-    """What a study's sweep began with; None: the study has no record.
-
-    `wait`: for a moment, in which the process that made the study may write it. Raises `CheckpointError` for a damaged
-    one.
-    """
+    """What a study's sweep began with; None: the study has no record. `wait`: for a moment, in which the process that
+    made the study may write it. Raises `CheckpointError` for a damaged one."""
     until = time.monotonic() + WAIT_S
     while (values := study.user_attrs.get(ATTRIBUTE)) is None and wait and time.monotonic() < until:
         time.sleep(POLL_S)
@@ -74,11 +67,8 @@ def recorded(study: Study, wait: bool = False) -> Beginning | None:
 
 
 def join(study: Study, sweep: Sweep, began: Beginning, known: bool, place: str) -> Beginning:
-    """The record of the study of a sweep that goes on. `known`: `began` is the record of the sweep's folder, which
-    must be the study's as well.
-
-    Raises `CheckpointError` if the study is another sweep's.
-    """
+    """The record of the study of a sweep that goes on. `known`: `began` is the record of the sweep's folder. Raises
+    `CheckpointError` if the study is another sweep's."""
     record = recorded(study, wait=known and not study.get_trials(deepcopy=False))
     if record is None:
         if known and study.get_trials(deepcopy=False):
@@ -86,7 +76,7 @@ def join(study: Study, sweep: Sweep, began: Beginning, known: bool, place: str) 
                 f"study: {place} is not the one that this sweep began with: {study.study_name} has trials and no "
                 "record; bring the study back, or give another --out and another name"
             )
-        study.set_user_attr(ATTRIBUTE, began.dump())  # a kill came before it
+        study.set_user_attr(ATTRIBUTE, began._asdict())  # a kill came before it
         return began
     if known and record.id != began.id:
         why = record.difference(sweep) or "it began apart, with the same configuration"
@@ -100,11 +90,8 @@ def join(study: Study, sweep: Sweep, began: Beginning, known: bool, place: str) 
 
 def drive(study: Study, folder: Path, began: Beginning, place: str) -> Callable[[], None]:
     """Makes this process the only one that writes to a study in a database. Returns a check that raises
-    `CheckpointError` once another process took the study over.
-
-    Raises `CheckpointError` if a living process of this machine drives it from another folder, or if this folder is a
-    copy of the one where the sweep goes on.
-    """
+    `CheckpointError` once another process took the study over. Raises it if a living process of this machine drives the
+    study from another folder, or if this folder is a copy of the one where the sweep goes on."""
     before = study.user_attrs.get(DRIVER)
     if isinstance(before, dict) and isinstance(before.get("folder"), str):
         home = Path(before["folder"])

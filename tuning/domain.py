@@ -147,8 +147,7 @@ Domain = Range | Choice | Fixed
 
 
 def written(where: str, form: Any) -> Domain:
-    """Reads one parameter of a sweep: a list, `{choice: [...]}`, `{log: [lo, hi]}`, `{linear: [lo, hi]}`, or a
-    constant."""
+    """Reads one parameter of a sweep, in the forms of :func:`flray.tuning.space.resolve`."""
     kind = "choice"
     if isinstance(form, Mapping):
         if len(form) != 1:
@@ -168,8 +167,7 @@ def written(where: str, form: Any) -> Domain:
 
 
 def check_within(where: str, domain: Domain, declared: SearchDomain, algorithm: str) -> None:
-    """Raises `ConfigError` unless a sweep's values lie inside an algorithm's declared ones: between its smallest and
-    largest number, or among its options."""
+    """Raises `ConfigError` unless a sweep's values lie inside an algorithm's declared ones."""
     options = to_jsonable_python(declared.values)
     text = ", ".join(map(show, options))
     if all(map(is_number, options)):
@@ -189,10 +187,6 @@ def is_number(value: Any) -> bool:
 
 def show(value: Any) -> str:
     """A value in the syntax of a sweep file."""
-    return (
-        value
-        if isinstance(value, str)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else json.dumps(value, default=str)
-    )
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -68,9 +68,8 @@ class Placement(NamedTuple):
 def place(
     experiment: Experiment, concurrency: int | str, nodes: Sequence[Mapping[str, float]] | None = None
 ) -> Placement:
-    """One bundle for the trial's driver, one for its server actor, one for each client actor.
-
-    `nodes`: what each node has, `{"CPU": 16, "GPU": 8, "memory": BYTES}`; None: those of the connected cluster.
+    """One bundle for the trial's driver, one for its server actor, one for each client actor. `nodes`: what each node
+    has, `{"CPU": 16, "GPU": 8, "memory": BYTES}`; None: those of the connected cluster.
 
     `resources.client_actors: auto` gives each of `concurrency` trials an equal share of the cluster, and 1 actor if
     that is auto too: many small trials use a cluster better than few large ones. Raises `ResourceError` if no trial
@@ -89,14 +88,11 @@ def place(
     have = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
     actors = 1 if experiment.algorithm.centralized else resources.client_actors  # its one worker in a trial
     if actors == "auto":
-        actors, most, trials = (
-            1,
-            _most_actors(experiment, client, have),
-            0 if concurrency == "auto" else int(concurrency),
-        )
-        while trials and actors < most and _fit(nodes, _bundles(server, client, actors + 1), trials) == trials:
+        actors, most = 1, _most_actors(experiment, client, have)
+        trials = 0 if concurrency == "auto" else int(concurrency)
+        while trials and actors < most and _fit(nodes, [NOTHING, server, *[client] * (actors + 1)], trials) == trials:
             actors += 1
-    bundles = _bundles(server, client, int(actors))
+    bundles = [NOTHING, server, *[client] * int(actors)]
     fits = _fit(nodes, bundles)
     if all(bundle == NOTHING for bundle in bundles):
         fits = min(fits, max(int(have["CPU"]), 1))  # trials that reserve nothing still compute
@@ -124,10 +120,6 @@ def _most_actors(experiment: Experiment, client: dict[str, float], have: dict[st
     if client == NOTHING:
         limits.append(max(int(have["CPU"]), 1))
     return min(limits, default=10_000)
-
-
-def _bundles(server: dict[str, float], client: dict[str, float], actors: int) -> list[dict[str, float]]:
-    return [NOTHING, server, *[client] * actors]
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
@@ -226,11 +218,8 @@ def drive(
     stopping: Callable[[], bool],
     callback: Callback,
 ) -> None:
-    """Runs up to `count` trials of the searcher. Trials report to the searcher and the callback; returns nothing.
-
-    Waits for a sweep or a grid of another thread: Ray Tune keeps some of its state once in a process. Deletes Ray
-    Tune's own folder in `folder` at the end: the sweep is in the studies and the run folders.
-    """
+    """Runs up to `count` trials of the searcher. Waits for a sweep or a grid of another thread: Ray Tune keeps some of
+    its state once in a process. Deletes Ray Tune's own folder at the end."""
     leases.alone("a sweep or a grid")  # actors of this process would hold CPUs that the trials wait for
     scratch = (folder / SCRATCH).absolute()
     shutil.rmtree(scratch, ignore_errors=True)
@@ -324,8 +313,18 @@ def _pending(count: int) -> Iterator[None]:
             os.environ[name] = before
 
 
-class Cells(Searcher):
-    """A list of jobs as a searcher of Ray Tune."""
+class Stateless(Searcher):
+    """A searcher of Ray Tune that has nothing to save: studies and run folders are on disk."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Does nothing."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Does nothing."""
+
+
+class Cells(Stateless):
+    """A list of jobs."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         super().__init__()
@@ -337,12 +336,6 @@ class Cells(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Does nothing: the list does not depend on results."""
 
-    def save(self, checkpoint_path: str) -> None:
-        """Does nothing: the cells are run folders."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Does nothing: a second call makes a new list of the unfinished cells."""
-
 
 def on_cluster(
     cells: Sequence[tuple[Experiment, Path]],
@@ -352,10 +345,8 @@ def on_cluster(
     done: int,
     progress: bool,
 ) -> Show:
-    """Runs each experiment into its folder; `done` are as many others that had ended before. Returns what was shown.
-
-    Raises `KeyboardInterrupt` after Ctrl-C.
-    """
+    """Runs each experiment into its folder; `done` others had ended before. Returns what was shown. Raises
+    `KeyboardInterrupt` after Ctrl-C."""
     first = cells[0][0]
     with stage("starting Ray", progress):
         needed = max(cpus_needed(cell) for cell, _ in cells)

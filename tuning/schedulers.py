@@ -24,6 +24,7 @@ from flray.tuning.config import SchedulerConfig, Sweep
 from flray.tuning.studies import FACTS, Studies
 
 RUNGS = "rungs.json"
+TIMED = "time/virtual_s"  # the `time_attr` whose rungs are moments of the virtual clock
 Keeping = Callable[[], contextlib.AbstractContextManager[None]]
 Moments = dict[str, tuple[float, float]]  # by trial: (virtual seconds, a value)
 
@@ -45,7 +46,7 @@ def make_scheduler(sweep: Sweep, studies: Studies, folder: Path, rounds: int) ->
             stop_last_trials=False,  # a bracket's survivors train to the last round, which its milestones may miss
         )
     if rule.name == "asha":
-        if timed(rule):
+        if rule.time_attr == TIMED:
             at = _milestones(rule, sweep.virtual_end or 0.0)
             return TimedAsha(folder / RUNGS, at, name, mode, options["reduction"], studies.keeping)
         at = [round for round, _ in rungs(rule, rounds)[:-1]]
@@ -57,17 +58,12 @@ def make_scheduler(sweep: Sweep, studies: Studies, folder: Path, rounds: int) ->
 
 def rungs(rule: SchedulerConfig, rounds: int) -> list[tuple[int, int]]:
     """(round, seeds over which a trial is judged there) of every rung of ASHA, and of the last round."""
-    if rule.name != "asha" or timed(rule):
+    if rule.name != "asha" or rule.time_attr == TIMED:
         return [(rounds, 1)]
     seeds = rule.seeds or (1,)
     # 100 * 1.1 is a little more than 110
     milestones = dict.fromkeys([*(math.ceil(at - 1e-9) for at in _milestones(rule, rounds)), rounds])
     return [(at, seeds[min(rung, len(seeds) - 1)]) for rung, at in enumerate(milestones)]
-
-
-def timed(rule: SchedulerConfig) -> bool:
-    """Whether the rungs are moments of the virtual clock."""
-    return rule.time_attr == "time/virtual_s"
 
 
 def _milestones(rule: SchedulerConfig, end: float) -> list[float]:
@@ -176,7 +172,7 @@ class TimedAsha(Asha):
     """
 
     def _record(self, key: str, result: Mapping[str, Any]) -> bool:
-        now = result.get("time/virtual_s")
+        now = result.get(TIMED)
         if now is None or self.objective not in result:
             return False
         value, below = self._sign * result[self.objective], False
@@ -265,10 +261,7 @@ def make_pruner(rule: SchedulerConfig) -> optuna.pruners.BasePruner:
 def _population_based(sweep: Sweep, studies: Studies, interval: int, name: str, mode: str) -> TrialScheduler:
     """Population-based training (Jaderberg et al. 2017). Every `interval` rounds each of the worst quarter continues
     from a copy of one of the best, with numbers changed inside the space. The study stores the changed numbers as the
-    trial's attribute `values`; its parameters are the initial ones.
-
-    Raises `ConfigError` if this Ray Tune cannot take trials of a searcher.
-    """
+    trial's attribute `values`. Raises `ConfigError` if this Ray Tune cannot take trials of a searcher."""
     try:
         from flray.engine.ray.private.tune import SearchedPopulation
     except CHANGED as error:
@@ -285,18 +278,16 @@ def _population_based(sweep: Sweep, studies: Studies, interval: int, name: str, 
             space[key] = values
         else:
             low, high, log = values
-            integers = isinstance(low, int) and isinstance(high, int)
-            kind = (
-                (tune.lograndint if log else tune.randint) if integers else (tune.loguniform if log else tune.uniform)
-            )
-            space[key] = kind(low, high + 1 if integers else high)
+            integers = isinstance(low, int)
+            kinds = (tune.randint, tune.lograndint) if integers else (tune.uniform, tune.loguniform)
+            space[key] = kinds[log](low, high + integers)
 
     def inside(config: dict[str, Any]) -> dict[str, Any]:
         for key, values in numbers.items():
             if not isinstance(values, list):
                 low, high, _ = values
                 value = min(max(config["values"][key], low), high)
-                config["values"][key] = round(value) if isinstance(low, int) and isinstance(high, int) else value
+                config["values"][key] = round(value) if isinstance(low, int) else value
         return config
 
     def adapt(trial: Trial, config: dict[str, Any]) -> dict[str, Any]:

@@ -106,12 +106,8 @@ def _reason(error: BaseException) -> str:
 
 
 def make_sampler(name: str, seed: int, sequence: int) -> BaseSampler:
-    """Optuna's sampler of this name for the next trial.
-
-    Quasi-random numbers are one `sequence`, which has one seed for all trials.
-
-    gp and qmc draw what only some of the algorithms have at random.
-    """
+    """Optuna's sampler of this name for the next trial. Quasi-random numbers are one `sequence`, which has one seed for
+    all trials. gp and qmc draw what only some of the algorithms have at random."""
     samplers = optuna.samplers
     kinds: dict[str, Callable[[], BaseSampler]] = {
         "tpe": lambda: samplers.TPESampler(seed=seed),
@@ -169,13 +165,10 @@ def _mend(journal: Path) -> None:
 class Studies:
     """The studies of one sweep: one, or with `budget_per: algorithm` one for each algorithm.
 
-    `new`: they must not be there yet, since a database can hold those of other sweeps; of two processes that make them
-    at the same moment one does. Raises `CheckpointError` when they are, when the storage cannot be read or written, or
-    when it lost trials whose runs are in the folder. `check` raises when the folder is no longer this process's; it is
-    asked before anything is written.
-
-    `began`: what the sweep began with, for the studies' own record; `known`: this is the folder's record, else one that
-    the folder lost may be in the studies (the attribute `began` is the one that holds).
+    `new`: they must not be there yet. Raises `CheckpointError` when they are, when the storage cannot be read or
+    written, or when it lost trials whose runs are in the folder. `check` raises when the folder is no longer this
+    process's; it is asked before anything is written. `began`: what the sweep began with; `known`: this is the folder's
+    record, else one that the folder lost may be in the studies (the attribute `began` is the one that holds).
     """
 
     def __init__(
@@ -234,7 +227,7 @@ class Studies:
         """Writes the record into new studies, or holds it against that of the studies; takes a database's over."""
         for study in self.groups.values():
             if new:
-                study.set_user_attr(ATTRIBUTE, began.dump())
+                study.set_user_attr(ATTRIBUTE, began._asdict())
             else:
                 began = join(study, self.sweep, began, known, self.place)
         self.began = began
@@ -252,8 +245,8 @@ class Studies:
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
-        """A context for code that Ray Tune calls: stores the first `FlrayError` as `error`, which ends the sweep.
-        Raised there, it would become a traceback of Ray."""
+        """A context for code that Ray Tune calls, where an error would become a traceback of Ray: stores the first
+        `FlrayError` as `error`, which ends the sweep."""
         try:
             yield
         except FlrayError as error:
@@ -267,10 +260,7 @@ class Studies:
 
     def next(self, spent: Collection[str | None] = ()) -> tuple[str, dict[str, Any], Path] | None:
         """(key, overrides, run folder) of a trial that has begun and not ended, else of a new one; None if there is
-        none, or none before one ends for which others wait (:meth:`waits`).
-
-        Skips the studies in `spent`, whose budget is used up.
-        """
+        none, or none before one ends for which others wait (:meth:`waits`). Skips the studies in `spent`."""
         with self._writing():
             return self._next(spent)
 
@@ -340,9 +330,8 @@ class Studies:
         """Whether a trial of :meth:`next` need not be trained: it has got the value of another with its parameters, or
         waits for one that is being trained.
 
-        Equal parameters, seed and rounds are the same bits, so a completed trial's value holds for all of them. Pruned
-        and failed trials have no value: theirs are trained again. Hyperband and population-based training compare
-        trials that train at the same time, so there every trial is trained.
+        Equal parameters, seed and rounds are the same bits, so a completed trial's value holds for all of them.
+        Hyperband and population-based training compare trials that train at the same time: all are trained.
         """
         trial = self._open[key]
         frozen = trial.storage.get_trial(trial._trial_id)
@@ -381,11 +370,8 @@ class Studies:
         return sum("reused" in trial.user_attrs for _, trial in self.ended())
 
     def _exhausted(self, group: str | None) -> bool:
-        """Whether more trials of a study would only repeat its parameters.
-
-        Every configuration of its space has ended. With `trials` alone as the budget the rest are repeated, for the
-        count, but no more than `MOST_REPEATED`.
-        """
+        """Whether more trials of a study would only repeat its parameters. With `trials` alone as the budget up to
+        `MOST_REPEATED` are repeated, for the count."""
         size = self.sweep.search_space.size(group)
         if size is None:
             return False
@@ -409,11 +395,8 @@ class Studies:
 
     # telling ----------------------------------------------------------------------------------
     def report(self, key: str, result: Mapping[str, Any]) -> None:
-        """Records an intermediate value for pruners and figures; Optuna stores none for several objectives.
-
-        A repeated round gets its last value, as in the run's own table: population-based training continues from
-        another trial's round, and times differ after a kill.
-        """
+        """Records an intermediate value for pruners and figures; Optuna stores none for several objectives. A repeated
+        round gets its last value, as in the run's own table."""
         (name, *more), round, trial = self.sweep.objective, int(result["round"]), self._open[key]
         if more or name not in result:
             return

@@ -28,7 +28,7 @@ from flray.rundir.uri import join
 from flray.tuning.ablate import run_cells
 from flray.tuning.beginning import NAME, Beginning, alternatives, read_beginning, write_beginning
 from flray.tuning.config import Sweep
-from flray.tuning.drive import Show, drive, place
+from flray.tuning.drive import Show, Stateless, drive, place
 from flray.tuning.report import MADE, noted_runs, write_final_table, write_report, write_table
 from flray.tuning.schedulers import Asha, make_scheduler, rungs
 from flray.tuning.studies import Studies
@@ -85,7 +85,7 @@ class Budget:
         return self._studies.error is not None or bool(self.why())
 
 
-class StudySearcher(Searcher):
+class StudySearcher(Stateless):
     """A searcher of Ray Tune that takes trials from the studies of a sweep and reports their results to them.
 
     Does not report trials that `stopping()` ended early: a resume continues them.
@@ -142,12 +142,6 @@ class StudySearcher(Searcher):
         if last and self.studies.error is None:
             with self.studies.keeping():
                 self.studies.tell(key, last)
-
-    def save(self, checkpoint_path: str) -> None:
-        """Does nothing: the studies are on disk."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Does nothing: a resume makes a new searcher over the same studies."""
 
 
 def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: bool = True) -> bool:

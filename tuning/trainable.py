@@ -77,10 +77,7 @@ class Job(NamedTuple):
 
 
 class Trial(tune.Trainable):
-    """Reports after every tested round.
-
-    A trial that ends, or is stopped or paused, leaves a run that can be resumed.
-    """
+    """Reports after every tested round. A trial that ends or is stopped leaves a run that can be resumed."""
 
     _before: Exception | None = None  # an error that the trial before left in this process
 
@@ -170,11 +167,8 @@ class Trial(tune.Trainable):
             judged += [self._run(index) for index in range(1, due[-1])]
             for other in judged[1:]:
                 other.until(run.round)
-        result: dict[str, Any] = {}
-        for name in self.job.objectives:
-            values = [each.value(name) for each in judged]
-            if all(map(math.isfinite, values)):
-                result[name] = sum(values) / len(values)
+        values = {name: [each.value(name) for each in judged] for name in self.job.objectives}
+        result = {name: sum(own) / len(own) for name, own in values.items() if all(map(math.isfinite, own))}
         diverged = [each for each in judged if each.diverged]
         done = bool(diverged) or run.ended
         status = Run((diverged or [run])[0].folder).status if done else "running"

@@ -47,17 +47,9 @@ class TrialRun:
         replaces: int | None = None,
         accept: Sequence[str] = (),
     ) -> None:
-        """`overwrite` and `replaces` are the job's.
-
-        `accept`: keys of the configuration that may change while it runs.
-        """
-        self.experiment, self.folder, self.overwrite, self.replaces, self.accept = (
-            experiment,
-            folder,
-            overwrite,
-            replaces,
-            accept,
-        )
+        """`overwrite` and `replaces` are the job's. `accept`: keys of the configuration that may change."""
+        self.experiment, self.folder = experiment, folder
+        self.overwrite, self.replaces, self.accept = overwrite, replaces, accept
         self.row: dict[str, Any] = {}
         self.sums = dict.fromkeys(CUMULATIVE, 0.0)
         self.recent: dict[str, deque[float]] = {name: deque(maxlen=LAST) for name in RECENT}
@@ -150,10 +142,8 @@ class TrialRun:
         self.pause()
 
     def recall(self, last: int) -> int:
-        """Goes to the checkpoint of round `last` (over all tasks). If that is the last round, finishes the run.
-
-        Returns the last tested round before it, 0 if there is none.
-        """
+        """Goes to the checkpoint of round `last` (over all tasks). If that is the last round, finishes the run. Returns
+        the last tested round before it, 0 if there is none."""
         if last >= self.experiment.total_rounds and not Run(self.folder).status.startswith(("finished", "diverged")):
             self._rows = self._play()
             self._finish()
@@ -197,11 +187,8 @@ class TrialRun:
             shutil.copytree(self.folder / name, place / name)
 
     def go_on_from(self, place: Path) -> None:
-        """Continues from a copy by :meth:`copy_to`, of this run or another one, whatever this one had done.
-
-        Rounds that this run had not done come from the copy, so its table has no gap. What an earlier process of this
-        trial has done is in the table when it has released the folder; raises `CheckpointError` if it does not.
-        """
+        """Continues from a copy by :meth:`copy_to`, of this run or another one, whatever this one had done. Rounds that
+        this run had not done come from the copy, so its table has no gap."""
         self.wait()
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock.acquire(self.folder)

@@ -38,10 +38,7 @@ class Opened(NamedTuple):
 
 # reading -----------------------------------------------------------------------------------------
 def stored_sweep(folder: Path) -> dict[str, Any]:
-    """The values of `FOLDER/sweep.yaml`, unchecked.
-
-    Raises `CheckpointError` if it is missing or damaged.
-    """
+    """The values of `FOLDER/sweep.yaml`, unchecked. Raises `CheckpointError` if it is missing or damaged."""
     path, advice = folder / "sweep.yaml", "put it back from a copy, or start again with another --out"
     try:
         content = read(path.read_text(encoding="utf-8"), "it")
@@ -56,10 +53,8 @@ def stored_sweep(folder: Path) -> dict[str, Any]:
 
 
 def open_sweep(folder: str | Path) -> Opened:
-    """A sweep's studies, also while it runs, without importing the user's modules.
-
-    Raises `CheckpointError` if the folder holds no sweep, or its storage cannot be read.
-    """
+    """A sweep's studies, also while it runs, without importing the user's modules. Raises `CheckpointError` if there is
+    no sweep, or its storage cannot be read."""
     import optuna
 
     from flray.tuning.studies import JOURNAL, open_storage, place_of
@@ -82,8 +77,8 @@ def open_sweep(folder: str | Path) -> Opened:
     }
     algorithm = (sweep.get("experiment") or {}).get("algorithm")
     algorithm = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    of_space = (sweep.get("space") or {}).get("algorithm")
-    algorithm = of_space if isinstance(of_space, str) else algorithm
+    if isinstance(of_space := (sweep.get("space") or {}).get("algorithm"), str):
+        algorithm = of_space
     return Opened(
         folder, name, str(algorithm), {objective: "max"} if isinstance(objective, str) else dict(objective), studies
     )
@@ -195,11 +190,8 @@ def _cell(trial: FrozenTrial, parameter: str, kind: str) -> Any:
 
 # the best ------------------------------------------------------------------------------------------
 def pareto(frame: pandas.DataFrame, objectives: Mapping[str, Direction]) -> pandas.Series:
-    """Whether no other trial dominates a trial, that is, is at least as good in every objective and better in one.
-
-    Equal trials do not dominate each other. Only finished trials with a value for every objective count. Boolean, with
-    the frame's index.
-    """
+    """Whether no other trial dominates a trial, that is, is at least as good in every objective and better in one. Only
+    finished trials with a value for every objective count. Boolean, with the frame's index."""
     import numpy as np
     import pandas
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,22 +30,9 @@ TAIL = 2**18  # bytes of the end in which these lines are looked for
 MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines that Ray writes for itself
 
 
-class Paper(Enum):
-    """The papers whose configurations come with flray."""
-
-    fedproj = "fedproj"
-    fedsol = "fedsol"
-    fedprotip = "fedprotip"
-    fedmemo = "fedmemo"
-
-
-class Own(Enum):
-    """The parts of which there is a template: a module, a test that passes and a configuration that runs."""
-
-    algorithm = "algorithm"
-    data = "data"
-    model = "model"
-    partition = "partition"
+Paper = StrEnum("Paper", ["fedproj", "fedsol", "fedprotip", "fedmemo"])  # whose configurations come with flray
+# of which there is a template: a module, a test that passes and a configuration that runs
+Own = StrEnum("Own", ["algorithm", "data", "model", "partition"])
 
 
 def init(

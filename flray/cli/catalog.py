@@ -97,14 +97,8 @@ def _folders() -> list[dict[str, Any]]:
     return [{"name": name, "about": f"Parquet folder {root}/{name}"} for name in dict.fromkeys(names)]
 
 
-INSIDE = {
-    "algorithm": "flray list algorithms NAME",
-    "aggregation": "flray list aggregations NAME",
-    "model": "flray list models NAME",
-    "drift": "flray list drifts NAME",
-    "uplink": "flray list uplinks NAME",
-    "proxy": "and every key of data",
-}
+INSIDE = {key: f"flray list {key}s NAME" for key in ("algorithm", "aggregation", "model", "drift", "uplink")}
+INSIDE["proxy"] = "and every key of data"
 
 
 def _keys() -> list[dict[str, Any]]:
@@ -122,17 +116,9 @@ def _keys() -> list[dict[str, Any]]:
                 continue
             known[key] = declared
             more = f"{declared.doc}; {INSIDE[key]}".strip("; ") if key in INSIDE else declared.doc
-            default = "required" if declared.required else "" if section else _plain(declared.default)
-            rows.append(
-                {
-                    "of": file,
-                    "key": key,
-                    "type": declared.type,
-                    "default": default,
-                    "bounds": declared.bounds,
-                    "meaning": more,
-                }
-            )
+            row = {"of": file, "key": key, **_row(declared), "meaning": more}
+            rows.append({name: row[name] for name in ("of", "key", "type", "default", "bounds", "meaning")})
+            rows[-1]["default"] = "" if section and not declared.required else row["default"]
     return rows
 
 
@@ -159,23 +145,18 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
     if kind == "algorithms":
         text = inspect.cleandoc(_file_doc(target))
         card = cards().get(name, "") if target.__module__.startswith("flray.") else ""
-        return f"{text}\n\n{card}".strip(), [_row(hp) for hp in hyperparameters(target)]
+        return f"{text}\n\n{card}".strip(), list(map(_row, hyperparameters(target)))
     if kind == "fits":
         row = _fits(name)
         reason = row.pop("why no other")
         rules = [{"aggregation": rule, "fits": fits} for rule, fits in row.items() if rule != "algorithm"]
         return f"{row['algorithm']}: {reason or 'every rule fits'}", rules
-    if kind in ("aggregations", "uplinks"):
-        return inspect.cleandoc(_file_doc(target) or inspect.getdoc(target) or ""), _fields(target)
-    if kind in ("diagnostics", "drifts", "trackers"):
-        return inspect.getdoc(target) or "", _fields(target)
-    if kind == "partitions":
-        from flray.scenario.partition_config import PartitionConfig
-
-        return inspect.getdoc(target) or "", _fields(PartitionConfig)
     from flray.data import DataConfig
+    from flray.scenario.partition_config import PartitionConfig
 
-    return inspect.getdoc(target) or "", _fields(DataConfig)
+    keys = {"partitions": PartitionConfig, "datasets": DataConfig}.get(kind, target)
+    text = (_file_doc(target) if kind in ("aggregations", "uplinks") else "") or inspect.getdoc(target) or ""
+    return inspect.cleandoc(text), list(map(_row, declared_keys(keys)))
 
 
 def _model(name: str) -> tuple[str, list[dict[str, Any]]]:
@@ -219,15 +200,11 @@ def _table(kind: str) -> Any:
     from flray.scenario import DRIFTS, PARTITIONS
     from flray.uplink import UPLINKS
 
-    data = {"datasets": SOURCES, "models": MODELS, "partitions": PARTITIONS, "drifts": DRIFTS, "uplinks": UPLINKS}
     tables = {
-        "algorithms": ALGORITHMS,
-        "fits": ALGORITHMS,
-        "aggregations": AGGREGATIONS,
-        **data,
-        "diagnostics": PROBES,
+        "algorithms": ALGORITHMS, "fits": ALGORITHMS, "aggregations": AGGREGATIONS, "datasets": SOURCES,
+        "models": MODELS, "partitions": PARTITIONS, "drifts": DRIFTS, "uplinks": UPLINKS, "diagnostics": PROBES,
         "trackers": TRACKERS,
-    }
+    }  # fmt: skip
     if kind not in tables:
         raise unknown("kind", kind, [*tables, "metrics", "config"])
     return tables[kind]
@@ -257,7 +234,3 @@ def _row(hp: Hyperparameter) -> dict[str, Any]:
         "search": space,
         "meaning": hp.doc,
     }
-
-
-def _fields(model: type[BaseModel]) -> list[dict[str, Any]]:
-    return [_row(hp) for hp in declared_keys(model)]

@@ -1,4 +1,4 @@
-"""Commands that read: `flray list | doctor | replay | compare | report | bench`."""
+"""Commands that read: `flray list | doctor | replay | report | bench`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flray.cli.output import (
     write_json,
     write_rows,
 )
-from flray.core.schema.errors import FlrayError, unknown
+from flray.core.schema.errors import ConfigError, FlrayError, unknown
 from flray.engine.progress import stage
 from flray.files import check_local
 from flray.log import LOGGER
@@ -128,13 +128,14 @@ def doctor(
     from flray.config.read import read_yaml
 
     check_format(format)
-    numbers = _node_numbers(nodes)
+    words = nodes.split(",") if nodes is not None else []
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise FlrayError(f"--nodes {nodes}: give numbers from 1, with commas, e.g. 1,8,100")
     own_modules()
     content = read_yaml(config) if config.is_file() else None
     own = [*(imports or []), *((content.get("imports") or []) if isinstance(content, dict) else [])]
     if own:
-        names = ", ".join(map(str, own))
-        LOGGER.info(f"note: doctor imports these modules, which runs their code: {names}")
+        LOGGER.info(f"note: doctor imports these modules, which runs their code: {', '.join(map(str, own))}")
     check_declared(lambda: load_config(config, overrides or [], imports or []))
     with stage("loading torch"):
         from flray.doctor import drift_picture, examine, examine_upload
@@ -147,11 +148,10 @@ def doctor(
         LOGGER.info(f"{working_dir / '.rayignore'}: {'written' if ignore(working_dir) else 'exists, not changed'}")
     upload = [] if working_dir is None else examine_upload(cells[0], working_dir)
     findings = examine(cells[0], figure)
-    planned = _on_nodes(cells[0], numbers)
+    planned = _on_nodes(cells[0], list(map(int, words)))
     if format == "json":
         partition = records(findings.partition.reset_index())
-        write_json({"checks": [*upload, *findings.checks], "partition": partition, "nodes": planned})
-        return
+        return write_json({"checks": [*upload, *findings.checks], "partition": partition, "nodes": planned})
     if upload:
         print_rows(upload, f"ray job submit --working-dir {working_dir}")
     print_rows(findings.checks, str(config))
@@ -161,13 +161,6 @@ def doctor(
         if drift_picture(figure).exists() and cells[0].drift is not None:
             write(f"drift figure: {drift_picture(figure)}")
     _print_nodes(planned)
-
-
-def _node_numbers(text: str | None) -> list[int]:
-    words = [] if text is None else text.split(",")
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise FlrayError(f"--nodes {text}: give numbers from 1, with commas, e.g. 1,8,100")
-    return [int(word) for word in words]
 
 
 def _on_nodes(experiment: Experiment, numbers: list[int]) -> list[dict[str, Any]]:
@@ -200,13 +193,18 @@ def replay(
     check_format(format)
     check_local(folder)
     own_modules()
-    from flray.cli.checks import check_replay
     from flray.config.declared import check_declared
+    from flray.rundir.reader import load_federated
 
-    check_declared(lambda: check_replay(folder, round))
+    def check() -> None:
+        experiment = load_federated(folder).experiment
+        if round is not None and not 1 <= round <= experiment.total_rounds:
+            raise ConfigError(f"--round {round}: the run has rounds 1 to {experiment.total_rounds}")
+
+    check_declared(check)
     from flray.engine.replay import Replay, at_failure
 
-    check_replay(folder, round)
+    check()
     again = Replay(folder)
     at = min(at_failure(folder), again.experiment.total_rounds - 1) if round is None else round - 1
     rows = [{"client": number, "round": at + 1, **row} for number, _, row in again.goto(at).clients(only=client)]

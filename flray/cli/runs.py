@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from flray.cli.arguments import Imports, Overrides, is_sweep, own_modules
-from flray.cli.checks import check_cells, check_experiment, check_resume, check_resume_uri
+from flray.cli.checks import check_cells, check_experiment
 from flray.cli.finished import report, report_grid
 from flray.cli.interrupts import interruptible, same_command
 from flray.cli.output import print_rows, suggest, write
@@ -325,13 +325,24 @@ def resume(
     """Continue a run from its last good checkpoint, to the same bits as if it had never stopped."""
     own_modules()
     from flray.config.declared import check_declared
+    from flray.config.launch_context import started_in
+    from flray.rundir.download import existing
+    from flray.rundir.lock import check_unused
     from flray.rundir.uri import is_uri, split
-    from flray.running import resume as resume_run
+    from flray.running import check_resumable, resume as resume_run, resumed
+
+    def check() -> None:
+        experiment = resumed(Path(folder), pairs(overrides or []))
+        check_unused(Path(folder))
+        with started_in(Path(folder).absolute()):
+            check_experiment(experiment)
 
     if is_uri(folder):
-        check_resume_uri(folder, overrides or [], out)
+        check_resumable(pairs(overrides or []))
+        if not ((out or Path("runs")) / split(folder)[1] / "config.yaml").exists():
+            existing(folder)
     elif out is None:
-        check_declared(lambda: check_resume(Path(folder), overrides or []))
+        check_declared(check)
     with starting(Path(folder), overrides or []):
         import torch  # noqa: F401
     with interruptible(Path(out or "runs") / split(folder)[1] if is_uri(folder) else Path(folder)):

@@ -40,15 +40,22 @@ def sweep(
     `flray sweep configs/sweeps/fedsol_rho.yaml trials=40 hours=2`    `flray sweep runs/fedsol_rho --resume`
     """
     own_modules()
-    from flray.cli.checks import check_sweep
+    from flray.cli.checks import check_experiment
     from flray.config.declared import check_declared
     from flray.rundir.folder import to_resume_sweep
     from flray.tuning.sweep_file import load_sweep
-    from flray.tuning.sweep_folder import default_folder
+    from flray.tuning.sweep_folder import CONFIG, check_folder, check_sweep, default_folder
+
+    def check() -> None:
+        if resume:
+            check_sweep(config)
+        checked = load_sweep(config / CONFIG if resume else config, overrides or [], imports or [])
+        check_folder(config if resume else out or default_folder(checked), checked, resume)
+        check_experiment(checked.experiment(checked.search_space.example()))
 
     if resume and out is not None:
         raise ConfigError("--out: a sweep continues in its own folder; leave --out out")
-    check_declared(lambda: check_sweep(config, overrides or [], imports or [], out, resume))
+    check_declared(check)
     with starting(config, overrides or [], trials=1, imports=imports or []):
         from flray.tuning.sweep import resume_sweep, run_sweep
 
@@ -87,15 +94,22 @@ def ablate(
     where it stopped.
     """
     own_modules()
-    from flray.cli.checks import check_ablation
+    from flray.cli.checks import check_cells
     from flray.config.declared import check_declared
     from flray.config.overrides import count_cells
+    from flray.rundir.folder import grid_rows
     from flray.tuning.comparison import plan_ablation, write_ablation
 
     given = overrides or []
+
+    def check() -> None:
+        plan = plan_ablation(config, given, imports or [], out, against, metric)
+        grid_rows(plan.cells, plan.root, overwrite)
+        check_cells(plan.cells)
+
     at_once, count = parallel_runs(concurrency), count_cells(given)
     with stage(f"a grid of {count:,} cells", count > 1):
-        check_declared(lambda: check_ablation(config, given, imports or [], out, against, metric, overwrite))
+        check_declared(check)
     with starting(config, given, trials=1, imports=imports or []):
         from flray.tuning.ablate import run_grid
 

@@ -42,11 +42,10 @@ class FormatError(CheckpointError):
 
 
 def write(folder: Path, snapshot: Snapshot, last: int) -> Path:
-    """Write `FOLDER/checkpoints/round-DONE` under a hidden name, rename it, and remove all but the `last` ones (0: keep
-    all).
+    """Write `FOLDER/checkpoints/round-DONE`, and remove all but the `last` ones (0: keep all).
 
-    A good checkpoint of the same position is not written again, because it has the same bits. Raises `CheckpointError`
-    when the disk is full or not writable; earlier checkpoints stay.
+    A good checkpoint of the same position has the same bits and stays. Raises `CheckpointError` when the disk is full
+    or not writable; earlier checkpoints stay.
     """
     at, *parts = snapshot
     root = folder / "checkpoints"
@@ -131,9 +130,9 @@ def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
         if own != path.name:
             raise CheckpointError(f"checkpoint {path} is {own} under another name")
         return meta, *(Packed.read(path / name) for name in names)
-    except CheckpointError:
-        raise
     except Exception as error:
+        if isinstance(error, CheckpointError):
+            raise
         why = " ".join(str(error).split())
         raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {why}") from error
 
@@ -157,9 +156,9 @@ def latest(
             if check is not None:
                 check(saved.clients)
             return saved
-        except FormatError:
-            raise
         except CheckpointError as error:
+            if isinstance(error, FormatError):
+                raise
             why = why or str(error)
             warn(f"{error}; falling back to the checkpoint before {path.name}")
     if candidates:

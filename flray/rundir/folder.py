@@ -27,25 +27,23 @@ _named: set[Path] = set()  # folders that `unused_folder` made for runs of this 
 
 
 def is_run(folder: Path) -> bool:
-    """Whether the folder contains a run: a `config.yaml`, and `STATUS` or `environment.json`."""
+    """Whether the folder contains a run."""
     return has_run(lambda name: (folder / name).is_file())
 
 
 def has_run(has: Callable[[str], bool]) -> bool:
-    """Whether a place contains a run; `has`: whether it has a file of this name."""
+    """Whether a place that `has` files of some names contains a run: `config.yaml`, and `STATUS` or
+    `environment.json`."""
     return has("config.yaml") and (has("STATUS") or has("environment.json"))
 
 
 def holds_sweep(folder: Path) -> bool:
-    """Whether the folder is that of a sweep: `sweep.yaml`, and a file that a sweep writes before its first trial.
-
-    A `sweep.yaml` alone is the user's, also beside runs in folders that the user calls `final` or `trials`.
-    """
+    """Whether the folder is that of a sweep."""
     return has_sweep(lambda name: (folder / name).is_file())
 
 
 def has_sweep(has: Callable[[str], bool]) -> bool:
-    """Whether a place is a sweep's folder; `has`: whether it has a file of this name."""
+    """Whether a place that `has` files of some names is a sweep's; `sweep.yaml` alone is the user's."""
     return has("sweep.yaml") and any(map(has, ("STATUS", "beginning.json", "study.journal")))  # one may be lost
 
 
@@ -168,10 +166,8 @@ class RunFolder:
         discard(old, self.target)
 
     def release(self) -> None:
-        """Unlock the folder. Removes a run that did not begin.
-
-        A replacement that failed in its first round stays in `NAME.new`, where the failure can be repeated.
-        """
+        """Unlock the folder. Removes a run that did not begin. A replacement that failed in its first round stays in
+        `NAME.new`, where the failure can be repeated."""
         if not self._begun:
             with contextlib.suppress(CheckpointError):
                 self.check()
@@ -238,10 +234,7 @@ def _empty(folder: Path) -> None:
 
 
 def _clear_staging(staging: Path, target: Path) -> None:
-    """Remove the `NAME.new` of an earlier replacement that failed in its first round.
-
-    Raises `CheckpointError` if flray did not create the folder of that name.
-    """
+    """Remove the `NAME.new` of a replacement that failed. Raises `CheckpointError` if it is a user's folder."""
     if not is_free(staging, target):
         raise CheckpointError(
             f"{staging} is in the way: the new run writes there until its first round is done; rename it, or give "
@@ -255,14 +248,12 @@ def _clear_staging(staging: Path, target: Path) -> None:
 
 
 def repair_swap(folder: Path) -> None:
-    """Finish or undo a replacement in `folder` that a kill interrupted, with a warning.
-
-    Raises `CheckpointError` if another process is replacing the run now.
-    """
+    """Finish or undo a replacement that a kill interrupted, with a warning. Raises `CheckpointError` if another process
+    is replacing the run now."""
     with _one_line(folder):
         message = repair(folder)
-        if not message and interrupted(folder):
-            FolderLock.acquire(interrupted(folder)[0]).release()  # raises if another process has the lock
+        if not message and (places := interrupted(folder)):
+            FolderLock.acquire(places[0]).release()  # raises if another process has the lock
             message = repair(folder)
     if message:
         warn(message)
@@ -273,10 +264,8 @@ def _one_line(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def grid_rows(cells: Sequence[Experiment], root: Path, overwrite: bool = False) -> list[dict[str, Any]]:
-    """A row for each cell: its folder, and whether its run is new, resumed or finished.
-
-    Raises `CheckpointError` if a folder holds another experiment, or `root` is no place for runs.
-    """
+    """A row for each cell: its folder, and whether its run is new, resumed or finished. Raises `CheckpointError` if a
+    folder holds another experiment, or `root` is no place for runs."""
     check_root(root)
     return [
         {"folder": str(root / name), "is": cell_status(cell, root / name, overwrite)}

@@ -53,10 +53,8 @@ class Owner(NamedTuple):
 
 
 class FolderLock:
-    """The right to write to a folder, from :meth:`acquire` to :meth:`release`.
-
-    The lock of a dead process stays in the folder; the next :meth:`acquire` takes it over.
-    """
+    """The right to write to a folder, from :meth:`acquire`, which takes over the lock of a dead process, to
+    :meth:`release`."""
 
     def __init__(self, folder: Path, owner: Owner) -> None:
         self.folder, self.owner = folder, owner
@@ -127,8 +125,8 @@ def holder(folder: Path) -> Owner | None:
 
 
 class LockStatus(NamedTuple):
-    """The state of a lock, from reading alone: whether the owner is alive (None: it is on another machine), and the
-    time of its last heartbeat by the clock of the file system."""
+    """Whether the owner is alive (None: it is on another machine), and the time of its last heartbeat by the clock of
+    the file system."""
 
     owner: Owner
     alive: bool | None
@@ -149,11 +147,8 @@ def check_unused(folder: Path) -> None:
 
 
 def _refuse(folder: Path, but: Owner | None = None) -> None:
-    """Raises `CheckpointError` if a live process other than `but` has the lock.
-
-    For a process on another machine with a recent heartbeat, it waits for the next one, because a lost node leaves its
-    lock behind.
-    """
+    """Raises `CheckpointError` if a live process other than `but` has the lock. Of one on another machine it waits for
+    the next heartbeat, because a lost node leaves its lock behind."""
     present = holder(folder)
     if present is None or (but is not None and present.id == but.id):
         return
@@ -167,10 +162,7 @@ def _refuse(folder: Path, but: Owner | None = None) -> None:
 
 
 def _shows_life(present: Owner, folder: Path) -> bool:
-    """Whether a heartbeat of the owner follows within `STALE_S`. Warns that it waits.
-
-    A lock that is dated in the future (a clock is wrong) counts like a fresh one.
-    """
+    """Whether a heartbeat of the owner follows within `STALE_S`. Warns that it waits."""
     first, until = _last_beat(folder), time.monotonic() + STALE_S
     ahead = first - time.time()
     dated = f" (its lock is dated {ahead:.0f} s in the future: a clock is wrong)" if ahead > STALE_S else ""
@@ -192,10 +184,8 @@ def _last_beat(folder: Path) -> float:
 
 
 def owner(folder: Path) -> Owner | None:
-    """The last owner of the folder, dead or alive; None: there is no folder or no lock.
-
-    Waits up to a second for a lock that another process is writing.
-    """
+    """The last owner of the folder, dead or alive; None: there is no folder or no lock. Waits up to a second for a lock
+    that another process is writing."""
     for _ in range(20):
         try:
             return Owner(**json.loads(regular(folder / NAME, SMALL).read_bytes()))

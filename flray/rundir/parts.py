@@ -108,9 +108,8 @@ def untested_rounds(folder: Path) -> set[int]:
 
     def no_value(table: pa.Table) -> list[bool]:
         columns = [table[name].to_pylist() for name in ("test/acc", "val/acc") if name in table.column_names]
-        return [all(value is None for value in values) for values in zip(*columns, strict=True)] or [
-            True
-        ] * table.num_rows
+        columns.append([None] * table.num_rows)
+        return [all(value is None for value in values) for values in zip(*columns, strict=True)]
 
     return _rounds(folder, no_value)
 

@@ -8,6 +8,7 @@ user's modules.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import os
 import platform
@@ -46,11 +47,10 @@ Changes = dict[str, tuple[Any, Any]]  # name -> (what it was, what it is)
 def module_fingerprints(experiment: Experiment, loaded: bool = True) -> dict[str, str]:
     """`modules.NAME` -> hash of the source, for every module of the user's that the experiment uses.
 
-    These are the modules that the configuration names (`imports`, `module:Name`), those that define the classes of the
-    algorithm, the aggregation, the drift, transforms and diagnostics and their bases, and the modules that these import
-    from their own folder or package. Of a script or a notebook each class and function that the configuration names has
-    one of its own, `modules.__main__:NAME`; the modules that it reads count if they are not installed ones. `loaded`:
-    they are to run, see :func:`_check_loaded`, which raises `ConfigError`.
+    These are the modules that the configuration names (`imports`, `module:Name`), those that define the classes of its
+    sections and their bases, and the modules that these import from their own folder or package. Of a script or a
+    notebook each class and function that the configuration names has one of its own, `modules.__main__:NAME`; the
+    modules that it reads count if they are not installed. `loaded`: they are to run, see :func:`_check_loaded`.
     """
     fingerprints, read = main_fingerprints(experiment)
     for key, module, source, code in _walk(_used(experiment, read), fingerprints):
@@ -68,8 +68,10 @@ def imported_sources(experiment: Experiment) -> dict[str, str]:
     left = _used(experiment, main_fingerprints(experiment)[1])
     for key, module, path in _reached(left, ()):
         if key not in _imported or _imported[key].spec is not module.__spec__:  # it is new, or was reloaded
-            source = path.read_bytes()
-            _imported[key] = _Imported(module.__spec__, checksum(source), _statements(source, module.__name__))
+            source, statements = path.read_bytes(), tuple[ImportStatement, ...]()
+            with contextlib.suppress(SyntaxError, ValueError):  # it is half written now
+                statements = _compiled(source, module.__name__)[1]
+            _imported[key] = _Imported(module.__spec__, checksum(source), statements)
         if not key.startswith(SCRIPT):
             found[key] = _imported[key].checksum
         left += _own(_imports(_imported[key].statements, module), module)
@@ -82,14 +84,6 @@ class _Imported(NamedTuple):
     spec: Any
     checksum: str
     statements: tuple[ImportStatement, ...]
-
-
-def _statements(source: bytes, name: str) -> tuple[ImportStatement, ...]:
-    """The import statements of a file; none if it is half written now."""
-    try:
-        return _compiled(source, name)[1]
-    except (SyntaxError, ValueError):
-        return ()
 
 
 def _used(experiment: Experiment, read: Iterable[ModuleType]) -> list[ModuleType]:
@@ -205,11 +199,8 @@ class Origin:
 
     @classmethod
     def of(cls, experiment: Experiment, folder: Path | None, accept: Sequence[str] = ()) -> Origin:
-        """The origin of a new run (`folder` None), or of the run in `folder` that `experiment` resumes.
-
-        Raises `ConfigError` and `CheckpointError` if the resume would make it another experiment, unless the change is
-        accepted by name.
-        """
+        """The origin of a new run (`folder` None), or of the run in `folder` that `experiment` resumes. Raises
+        `ConfigError` and `CheckpointError` for a change that makes it another experiment and is not accepted."""
         origin = cls(None if folder is None else _read(folder, accept), folder, accept)
         if folder is not None:
             done = origin._done = max(map(checkpoint.rounds_done, checkpoint.checkpoints(folder)), default=0)
@@ -233,15 +224,15 @@ class Origin:
         self._fingerprints |= fingerprints
         known = self._before.get("fingerprints") if self._before else None
         if known is not None:
-            # the run failed before it had a model, or is of a flray that did not record them
+            # the run failed before it had a model
             unknown = set(OF_MODEL) - known.keys()
             changed = {n: (known.get(n), now) for n, now in fingerprints.items() if known.get(n) != now}
             unknown |= {name for name in changed if name.startswith("modules.") and name not in {*known, SCRIPT}}
             self._refuse({name: change for name, change in changed.items() if name not in unknown})
 
     def follow(self, fingerprints: Mapping[str, str]) -> None:
-        """Add fingerprints of the machine to the record. One that has changed since the run began is said and recorded;
-        a resume elsewhere is no other experiment."""
+        """Add fingerprints of the machine to the record. One that has changed is said: a resume elsewhere is no other
+        experiment."""
         known = {**((self._before or {}).get("fingerprints") or {}), **self._fingerprints}
         self._fingerprints |= fingerprints
         changed = {name: (known[name], now) for name, now in fingerprints.items() if known.get(name, now) != now}
@@ -289,11 +280,8 @@ def _read(folder: Path, accept: Sequence[str]) -> dict[str, Any]:
     """The record in `environment.json`; an empty one if it is lost and `environment` is accepted."""
     try:
         record = read_checksummed(folder / "environment.json")
-        if (
-            isinstance(record["experiment"], dict)
-            and isinstance(record["fingerprints"], dict)
-            and isinstance(record["accepted"], list)
-        ):
+        kinds = {"experiment": dict, "fingerprints": dict, "accepted": list}
+        if all(isinstance(record[name], kind) for name, kind in kinds.items()):
             return record
         problem = "is damaged"
     except FileNotFoundError:
@@ -349,11 +337,8 @@ def _is_installed(module: ModuleType) -> bool:
 
 @lru_cache(maxsize=1024)  # of a module that has not changed, each run of this process asks again
 def _compiled(source: bytes, name: str) -> tuple[CodeType, tuple[ImportStatement, ...]]:
-    """Code without docstrings, and without assertions, which compute nothing; its import statements.
-
-    They are read from its bytecode: in CPython 3.11 two threads that make syntax trees at once can fail (`ast.parse`:
-    SystemError), and a user's other threads may make some.
-    """
+    """Code without docstrings and assertions, and its import statements, which are read from the bytecode: in CPython
+    3.11 two threads that make syntax trees at once can fail (`ast.parse`: SystemError)."""
     code = compile(source, name, "exec", dont_inherit=True, optimize=2)
     return code, tuple(_import_statements(code))
 

@@ -109,9 +109,7 @@ class Run:
         from flray.config.read import read_yaml
 
         try:
-            before = read_checksummed(self.folder / "environment.json")["experiment"]
-            now = read_yaml(self.folder / "config.yaml")
-            changes = config_changes(before, now)
+            changes = config_changes(self._record["experiment"], read_yaml(self.folder / "config.yaml"))
         except (OSError, ValueError, KeyError, ConfigError):  # the reader of the damaged file raises
             return ""
         return next(
@@ -122,11 +120,16 @@ class Run:
     def accepted(self) -> dict[str, tuple[Any, Any]]:
         """The changes that a resume accepted after the first round: name -> (what it was, what it is); {}: none, or the
         record is lost. A name is a key of the configuration or that of a fingerprint."""
-        try:
-            entries = read_checksummed(self.folder / "environment.json")["accepted"]
-        except (OSError, ValueError, KeyError):
-            return {}
+        entries = self._record.get("accepted", [])
         return {entry["what"]: (entry["was"], entry["is"]) for entry in entries if entry.get("done", 1)}
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        """environment.json, or nothing if it is lost."""
+        try:
+            return read_checksummed(self.folder / "environment.json")
+        except (OSError, ValueError):
+            return {}
 
     @property
     def status(self) -> str:
@@ -280,10 +283,7 @@ class Run:
 
         # the expected rows first, then the rows: a running run adds to both
         saved = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
-        try:
-            noted = read_checksummed(self.folder / "environment.json")
-        except (OSError, ValueError):
-            noted = {}
+        noted = self._record
         try:
             tables = self._parts(name)
         except ValueError as error:

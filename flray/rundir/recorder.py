@@ -26,11 +26,10 @@ from flray.rundir.parts import (
     untested_rounds,
     write_part,
 )
-from flray.rundir.trackers import Trackers
+from flray.rundir.trackers import Trackers, numbers
 
 PART = 100  # rounds in one Parquet file
 ROWS = 50_000  # rows with which a file is full; a flush writes the last file again, so this bounds what it costs
-NOT_CURVES = ("done", "task", "round")
 NUMBERS = {float: np.float64, int: np.int64, bool: np.bool_}
 FLUSH_S = 2.0  # rows stay in memory for at most so long, up to the next round
 
@@ -102,10 +101,8 @@ class ParquetTable:
         return before != self._schema
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """The kinds of the columns after these rows.
-
-        Raises `AlgorithmError` if a column would contain numbers in some rows and vectors or text in others.
-        """
+        """The kinds of the columns after these rows. Raises `AlgorithmError` if a column would contain numbers in some
+        rows and vectors or text in others."""
         kinds = dict(self._kinds)
         for name in dict.fromkeys(itertools.chain.from_iterable(rows)):
             # by type first: a cohort has as many values as clients, and few types
@@ -200,11 +197,10 @@ class ParquetTable:
 
 
 class Curves:
-    """The numbers of rows as curves over the rounds done, for TensorBoard.
+    """The numbers of rows as curves over the rounds done, for TensorBoard. A failure is one warning.
 
-    A failure is one warning, and the run goes on without them.
-    The caller's thread writes the events, without tensorboardX's own thread: that one dies when the machine's clock is
-    set back by weeks, and a caller that fills its queue then waits for ever.
+    The caller's thread writes the events: tensorboardX's own thread dies when the machine's clock is set back by weeks,
+    and a caller that fills its queue then waits for ever.
     """
 
     def __init__(self) -> None:
@@ -220,9 +216,8 @@ class Curves:
             if self._file is None:
                 self._file = _events_file(folder, rows[0][0])
             for done, row in rows:
-                for name, value in row.items():
-                    if name not in NOT_CURVES and isinstance(value, int | float):
-                        self._file.write_event(_event(done, name, value))
+                for name, value in numbers(row).items():
+                    self._file.write_event(_event(done, name, value))
             self._file.flush()
         except Exception as error:  # of a disk, or of a library whose parts have changed
             self._broken = True
@@ -241,10 +236,8 @@ class Recorder:
     def __init__(
         self, folder: Path, check: Callable[[], None] = lambda: None, trackers: Trackers | None = None
     ) -> None:
-        """`check()` raises if the run no longer owns the folder. `trackers` get the same numbers as TensorBoard.
-
-        Raises `CheckpointError` for tables that can be neither read nor renamed.
-        """
+        """`check()` raises if the run no longer owns the folder. Raises `CheckpointError` for a table that cannot be
+        renamed."""
         self.folder, self.check, self._trackers = folder, check, trackers
         with _one_line(folder):
             self.rounds, self.clients = ParquetTable(folder / "rounds"), ParquetTable(folder / "clients")
@@ -393,7 +386,7 @@ def _event(done: int, name: str, value: float) -> Any:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.summary import scalar
 
-    return Event(wall_time=time.time(), step=done, summary=scalar(name, float(value)))
+    return Event(wall_time=time.time(), step=done, summary=scalar(name, value))
 
 
 def _kind(kind: type) -> str:
@@ -442,11 +435,8 @@ def _bits(values: Any) -> Any:
 
 
 def _wider(known: pa.DataType, new: pa.DataType) -> pa.DataType:
-    """The type of a column whose rows had the type `known` and have the type `new` from now on.
-
-    Integers that meet floats are floats, truth values that meet numbers are numbers, and so in vectors. Other columns
-    keep their type.
-    """
+    """The type of a column after rows of these types: integers that meet floats are floats, truth values that meet
+    numbers are numbers, and so in vectors. Other columns keep their type."""
     if pa.types.is_list(known) and pa.types.is_list(new):
         return pa.list_(_wider(known.value_type, new.value_type))
     if pa.types.is_null(known):  # the elements of empty vectors
@@ -461,10 +451,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _orders(table: pa.Table) -> np.ndarray:
-    """`Position.order` of every row; a table without `phase` holds rounds.
-
-    Raises `KeyError` without a column `done`.
-    """
+    """`Position.order` of every row; a table without `phase` holds rounds."""
     phases = table["phase"].to_pylist() if "phase" in table.column_names else ["round"] * table.num_rows
     ranks = np.array([PHASES.index(phase or "round") for phase in phases], dtype=np.int64)
     done = np.array(table["done"].to_pylist(), dtype=np.int64)  # to_numpy imports pandas

@@ -1,7 +1,4 @@
-"""The files of the server's process: checkpoints, client states, the final model, and their copies in a storage.
-
-The server knows no folder. A store saves its snapshots and restores them.
-"""
+"""The files of the server's process: checkpoints, client states, the final model, and their copies in a storage."""
 
 from __future__ import annotations
 
@@ -47,19 +44,14 @@ class Saveable(Protocol):
 
 
 class RunStore:
-    """The run folder as the server's process writes it.
-
-    `clients` stores the clients' states for the server. `progress` shows the steps of its long work; None in a replay.
-    """
+    """The run folder as the server's process writes it. `progress` shows the steps of its long work; None in a
+    replay."""
 
     def __init__(
         self, experiment: Experiment, folder: Path, lock: str | None = None, scratch: Path | None = None
     ) -> None:
-        """`lock`: the id of the driver's lock. On a node without the driver's disk the folder is this process's own and
-        has no lock.
-
-        `scratch`: a replay writes client states there and nothing into the run folder.
-        """
+        """`lock`: the id of the driver's lock; on a node without the driver's disk the folder has none. `scratch`: a
+        replay writes client states there and nothing into the run folder."""
         self.folder, self._replay = folder, scratch is not None
         self._driver, self._base = lock, experiment.storage
         self._lock = lock if lock is not None and (folder / locks.NAME).exists() else None
@@ -78,10 +70,8 @@ class RunStore:
 
     # checkpoints --------------------------------------------------------------------------------
     def save(self, server: Saveable, last: int) -> Position:
-        """Write a checkpoint of the server's last commit, and remove all but the `last` ones (0: keep all).
-
-        Returns its position.
-        """
+        """Write a checkpoint of the server's last commit, and remove all but the `last` ones (0: keep all). Returns its
+        position."""
         self.check_folder()
         snapshot = server.snapshot()
         checkpoint.write(self.folder, snapshot, last)
@@ -113,10 +103,8 @@ class RunStore:
         check = None if self._replay else self.clients.check
         try:
             snapshot = checkpoint.latest(self.folder, at_most, after, check)
-        except checkpoint.FormatError:
-            raise
-        except CheckpointError:
-            if storage is None:
+        except CheckpointError as error:
+            if storage is None or isinstance(error, checkpoint.FormatError):
                 raise
             for name in STATE:  # the storage's copy may be good
                 with contextlib.suppress(FileNotFoundError):
@@ -133,10 +121,8 @@ class RunStore:
         return snapshot.position
 
     def save_model(self, server: Saveable) -> str:
-        """Write `DIR/model.safetensors`, with the names and shapes of the module's own state_dict. Returns the path.
-
-        Frozen tensors of a named pretrained checkpoint are left out.
-        """
+        """Write `DIR/model.safetensors`, with the names of the module's own state_dict, without the frozen tensors of a
+        named pretrained checkpoint. Returns the path."""
         self.check_folder()
         path, model = self.folder / "model.safetensors", server.model()
         with writing(path, f" and run: flray resume {quoted(self.folder)}"), atomic_write(path) as partial:
@@ -145,10 +131,7 @@ class RunStore:
 
     # the folder's name --------------------------------------------------------------------------
     def folder_renamed(self, folder: Path) -> None:
-        """The run has replaced the previous run in `folder`.
-
-        A node with its own disk moves the server's files to `folder`.
-        """
+        """The run has replaced the one in `folder`. A node with its own disk moves the server's files there."""
         if not self._shares_disk(folder) and self.folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
             for name in SERVER:  # of the previous run; other files stay

@@ -67,10 +67,8 @@ class Storage:
 
     @classmethod
     def of(cls, base: str | None, folder: Path, name: str = "") -> Storage | None:
-        """The mirror `base/NAME` of the run folder `.../NAME`, or None without a `base`.
-
-        `name`: the run's name, if the folder has another one at present.
-        """
+        """The mirror `base/NAME` of the run folder `.../NAME`, or None without a `base`. `name`: the run's name, if the
+        folder has another one at present."""
         return None if base is None else cls(base, name or folder.absolute().name, folder)
 
     def folder_renamed(self, folder: Path) -> None:
@@ -99,10 +97,8 @@ class Storage:
             raise CheckpointError(f"storage {self.uri} cannot be written: {why}; {HINT}, or leave storage out")
 
     def check(self, *, resume: bool, overwrite: bool) -> None:
-        """Check before the first write whether this run may be mirrored here.
-
-        Raises `CheckpointError` if the mirror contains another run or a later state of this one, or cannot be written.
-        """
+        """Check before the first write. Raises `CheckpointError` if the mirror contains another run or a later state of
+        this one, or cannot be written."""
         self.probe()
         there = self.names()
         same = resume and not self.to_replace()
@@ -131,9 +127,7 @@ class Storage:
     def _check_same(self) -> None:
         with self._one_line("read"):
             theirs = read(self._read("config.yaml").decode(), f"{self.uri}/config.yaml")
-            newest = max(
-                (checkpoint.rounds_done(Path(name)) for name in complete(self._list(("checkpoints",)))), default=0
-            )
+            newest = max(map(checkpoint.rounds_done, map(Path, complete(self._list(("checkpoints",))))), default=0)
         key = difference(read_yaml(self.folder / "config.yaml"), theirs)
         if key is not None:
             raise CheckpointError(
@@ -201,23 +195,14 @@ class Storage:
         # upload files of an earlier process again, unless they are known to be the same
         if kind not in self._listed:
             there = self._list((kind,))
-            known = (
-                {folder for folder in complete(there) if self._same_meta(f"{folder}/meta.json")}
-                if kind == "checkpoints"
-                else None
-            )
+            known = {folder for folder in complete(there) if self._same_meta(f"{folder}/meta.json")}
             for name, info in there.items():
-                same = (
-                    kind in FIXED
-                    and local.get(name, (None,))[0] == info.size
-                    and (known is None or parent(name) in known)
-                )
+                same = kind in FIXED and local.get(name, (None,))[0] == info.size
+                same = same and (kind != "checkpoints" or parent(name) in known)
                 self._uploaded[name] = local[name] if same else None
             self._listed.add(kind)
-        _each(
-            lambda name: self._upload(name, local[name]),
-            [name for name, stamp in local.items() if self._uploaded.get(name) != stamp],
-        )
+        changed = [name for name, stamp in local.items() if self._uploaded.get(name) != stamp]
+        _each(lambda name: self._upload(name, local[name]), changed)
         self._remove({name for name in self._uploaded if name.split("/")[0] == kind} - local.keys(), local)
 
     def _same_meta(self, name: str) -> bool:
@@ -242,10 +227,8 @@ class Storage:
 
     def _remove(self, gone: set[str], left: Iterable[str]) -> None:
         folders = {parent(name) for name in gone} - {parent(name) for name in left} - {""}
-        for some in (
-            [n for n in gone if is_meta(n)],
-            [n for n in gone if not is_meta(n) and parent(n) not in folders],
-        ):
+        metas = {name for name in gone if is_meta(name)}
+        for some in (metas, {name for name in gone - metas if parent(name) not in folders}):
             _each(lambda name: self._delete(self.fs.delete_file, name), some)
         for folder in folders:
             self._delete(self.fs.delete_dir, folder)
@@ -264,17 +247,11 @@ class Storage:
         `CheckpointError`.
         """
         with self._one_line(f"copied to {self.folder}"):
-            there = self._list(kinds)
-            complete_checkpoints = complete(there)
-            there = {
-                name: info
-                for name, info in there.items()
-                if name.split("/")[0] != "checkpoints" or parent(name) in complete_checkpoints
-            }
-            _each(
-                lambda name: self._download(name, there[name]),
-                [name for name, info in there.items() if not self._have(name, info, fixed)],
-            )
+            listed = self._list(kinds)
+            whole = complete(listed)
+            there = {n: i for n, i in listed.items() if n.split("/")[0] != "checkpoints" or parent(n) in whole}
+            lacking = [name for name, info in there.items() if not self._have(name, info, fixed)]
+            _each(lambda name: self._download(name, there[name]), lacking)
         return set(there)
 
     def _have(self, name: str, info: Any, fixed: Sequence[str]) -> bool:
@@ -312,19 +289,16 @@ class Storage:
     def _children(self, path: str, recursive: bool = False) -> list[Any]:
         from pyarrow.fs import FileSelector
 
-        return [
-            i
-            for i in self.fs.get_file_info(FileSelector(path, recursive=recursive, allow_not_found=True))
-            if not hidden(i.base_name)
-        ]
+        found = self.fs.get_file_info(FileSelector(path, recursive=recursive, allow_not_found=True))
+        return [info for info in found if not hidden(info.base_name)]
 
     @contextlib.contextmanager
     def _one_line(self, what: str) -> Iterator[None]:
         try:
             yield
-        except CheckpointError:
-            raise
         except Exception as error:
+            if isinstance(error, CheckpointError):
+                raise
             raise CheckpointError(f"storage {self.uri} cannot be {what}: {reason(error)}; {HINT}") from error
 
 

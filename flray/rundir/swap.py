@@ -73,10 +73,8 @@ def is_replaced(folder: Path) -> bool:
 
 
 def swap(target: Path, staging: Path) -> Path:
-    """Move the run at `staging` to `target`; returns the new folder of the previous run.
-
-    Raises `OSError` if a rename fails; both runs then have their former names.
-    """
+    """Move the run at `staging` to `target`; returns the new folder of the previous run. Raises `OSError` if a rename
+    fails; both runs then have their former names."""
     old = _hidden_name(target)
     mark(target, "old", target)
     try:
@@ -107,10 +105,8 @@ def discard(folder: Path, target: Path) -> None:
 
 
 def repair(target: Path) -> str:
-    """Finish or undo a swap at `target` that a kill interrupted; returns a line if the previous run is back, else "".
-
-    Does nothing while a live process has one of the locks. Raises `OSError` if a rename fails.
-    """
+    """Finish or undo a swap at `target` that a kill interrupted, unless a live process has one of the locks; returns a
+    line if the previous run is back, else "". Raises `OSError` if a rename fails."""
     staging, olds = staging_folder(target), hidden(target)
     in_swap = [path for path in (target, staging, *olds) if is_hidden(path) or role(path, target) is not None]
     if not in_swap or any(holder(path) is not None for path in in_swap):

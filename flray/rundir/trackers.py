@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import json
 import queue
+import re
 import secrets
 import shlex
 import threading
@@ -72,14 +73,10 @@ class Trackers:
 
     def status(self, text: str) -> None:
         """Send the line of STATUS: `running` begins or continues the tracker's run, any other line ends it."""
-        if text == "running":
-            for worker in self._workers:
-                worker.start()
-            return
-        until = time.monotonic() + WAIT_S
+        running, until = text == "running", time.monotonic() + WAIT_S
         for worker in self._workers:
-            worker.ask(functools.partial(worker.end, text))
-        for worker in self._workers:
+            worker.ask(worker.begin if running else functools.partial(worker.end, text))
+        for worker in () if running else self._workers:
             worker.wait(until)
 
     def folder_renamed(self, folder: Path) -> None:
@@ -128,16 +125,6 @@ class _Worker:
         self._last = -1  # rounds done in the tracker's last row; 0: the initial model
         threading.Thread(target=self._work, daemon=True, name=f"flray-track-{name}").start()
 
-    def start(self) -> None:
-        """Begin or continue the tracker's run, with the rows on disk."""
-        try:
-            tables = [read_part(path) for path in sorted((self.folder / "rounds").glob("part-*.parquet"))]
-        except ValueError as error:
-            self._fail(str(error))
-            return
-        rows = [(row["done"], row) for table in tables for row in table.to_pylist()]
-        self.ask(functools.partial(self.begin, rows))
-
     def ask(self, what: Callable[[], Any]) -> None:
         self._asked.put(what)
 
@@ -168,12 +155,12 @@ class _Worker:
                 warn(f"track: {self.name} failed ({why}); the run goes on without it")
 
     # on its own thread --------------------------------------------------------------------------
-    def begin(self, before: Sequence[tuple[int, Row]]) -> None:
-        """Begin or continue the tracker's run, once a process. `before`: the run's rounds, of which it gets the missing
-        ones."""
+    def begin(self) -> None:
+        """Begin or continue the tracker's run, once a process, with the rounds on disk that it lacks."""
         if self._begun:
             return
         self._begun = True
+        tables = [read_part(path) for path in sorted((self.folder / "rounds").glob("part-*.parquet"))]
         try:
             saved = json.loads(regular(self.folder / TRACK_FOLDER / f"{self.name}.json", SMALL).read_text())
             before_id, self._last = saved["run"], int(saved["last"])
@@ -186,7 +173,7 @@ class _Worker:
         self._id = id
         self._save_progress()
         self.backend.log_files(self._existing(AT_START))
-        self.log(before)
+        self.log([(row["done"], row) for table in tables for row in table.to_pylist()])
 
     def log(self, rows: Iterable[tuple[int, Row]]) -> None:
         """Send the rounds that the tracker does not have. A resume repeats rounds with the same numbers."""
@@ -223,10 +210,9 @@ class _Worker:
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """The columns of a row that are numbers, without vectors and texts."""
-    return {
-        name: float(value) for name, value in row.items() if name not in NOT_METRICS and isinstance(value, int | float)
-    }
+    """The metrics of a row that are numbers, without vectors and texts."""
+    metrics = {name: value for name, value in row.items() if name not in NOT_METRICS}
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 class MlflowRun:
@@ -285,8 +271,8 @@ class MlflowRun:
 
 
 def _name(key: str) -> str:
-    """A column's name in MLflow's characters: letters, digits, and `_-. /`."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "_-. /") else "_" for c in key)
+    """A column's name in the characters that MLflow takes."""
+    return re.sub(r"[^A-Za-z0-9_\-. /]", "_", key)
 
 
 class WandbRun:

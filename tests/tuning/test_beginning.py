@@ -162,7 +162,7 @@ def test_the_record_is_in_the_folder_and_in_the_study(begun: Path) -> None:
     record = read_beginning(begun)
     assert record is not None and record.sweep == sweep and record.fingerprints == PRINTS
     (study,) = resumed(begun).groups.values()
-    assert study.user_attrs[ATTRIBUTE] == record.dump()
+    assert study.user_attrs[ATTRIBUTE] == record._asdict()
 
 
 # what is outside of sweep.yaml -----------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_another_version_of_flray_has_another_default(begun: Path) -> None:
     (study,) = resumed(begun).groups.values()
     experiment = {**record.experiment, "cohort": {**record.experiment["cohort"], "dropout": 0.125}}
     old = record._replace(flray="0.0.9", experiment=experiment)
-    study.set_user_attr(ATTRIBUTE, old.dump())
+    study.set_user_attr(ATTRIBUTE, old._asdict())
     beginning.write_beginning(begun, old)
     with pytest.raises(CheckpointError, match=facts("experiment.cohort.dropout is 0.125 there, 0.0 here")):
         resumed(begun)
