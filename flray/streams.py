@@ -1,8 +1,5 @@
-"""Standard error that cannot stop a run, and the questions about a stream that may be absent or closed.
-
-A pipe whose reader sleeps, a terminal that was stopped or has vanished, a full disk: none of them holds up or ends the
-process that writes lines for a person.
-"""
+"""Standard error that cannot stop a run: no pipe whose reader sleeps, stopped terminal or full disk holds up or ends
+the process that writes lines for a person."""
 
 from __future__ import annotations
 
@@ -18,10 +15,8 @@ CHUNK = 512  # characters; a pipe that takes anything takes as many bytes (PIPE_
 
 
 class PatientStream(io.TextIOBase):
-    """Writes to a stream without an error, and without a wait of more than `WAIT_S` for its reader.
-
-    What the stream does not take is left out; once it takes lines again, one says how many were lost.
-    """
+    """Writes to a stream without an error, and without a wait of more than `WAIT_S` for its reader. What the stream
+    does not take is left out; once it takes lines again, one says how many were lost."""
 
     def __init__(self, stream: IO[str] | None, wait_s: float = WAIT_S) -> None:
         self.stream, self._wait_s = stream, wait_s
@@ -29,11 +24,9 @@ class PatientStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream."""
         return getattr(self.stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        """All of the text, or a part of it."""
         parts = [text[first : first + CHUNK] for first in range(0, len(text), CHUNK)]
         if self._lost and self._takes():
             lost, self._lost = self._lost, 0
@@ -99,11 +92,8 @@ def is_terminal(stream: Any) -> bool:
 
 
 def open_standard_streams() -> None:
-    """Open what the caller closed (`>&-`) as the null device: the next file that is opened would have its number, and
-    get what some library writes to standard error.
-
-    Standard output writes a character that its encoding lacks as an escape, as standard error does.
-    """
+    """Open what the caller closed (`>&-`) as the null device: the next file that is opened would have its number.
+    Standard output writes a character that its encoding lacks as an escape, as standard error does."""
     for number in range(3):
         try:
             os.fstat(number)

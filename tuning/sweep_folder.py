@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flray.core.schema.errors import CheckpointError
 from flray.files import quoted
-from flray.rundir.folder import check_outside, to_resume_sweep
+from flray.rundir.folder import check_outside, first_free, to_resume_sweep
 from flray.rundir.lock import NAME as LOCK, FolderLock, check_unused, owner as lock_owner
 from flray.tuning.beginning import read_beginning
 from flray.tuning.config import Sweep
@@ -15,13 +15,9 @@ from flray.tuning.trials import check_database, stored_sweep
 CONFIG = "sweep.yaml"
 
 
-def default_folder(sweep: Sweep, root: Path = Path("runs")) -> Path:
-    """`runs/NAME`, the first number free behind it."""
-    folder, number = root / sweep.name, 1
-    while folder.exists():
-        number += 1
-        folder = root / f"{sweep.name}-{number}"
-    return folder
+def default_folder(sweep: Sweep) -> Path:
+    """`runs/NAME`, or the first free name after it."""
+    return first_free(Path("runs") / sweep.name)
 
 
 def check_sweep(folder: Path) -> None:

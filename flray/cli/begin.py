@@ -203,14 +203,9 @@ def _record(place: str | Path) -> dict[str, Any]:
     from flray.rundir.uri import is_uri
 
     record: dict[str, Any] = {
-        "run": str(place),
-        "status": "",
-        "algorithm": None,
-        "done": 0,
-        "rounds": None,
-        "accuracy": None,
+        "run": str(place), "status": "", "algorithm": None, "done": 0, "rounds": None, "accuracy": None,
         "changed": 0.0,  # seconds since 1970; 0: unknown, of a run in a storage
-    }
+    }  # fmt: skip
     try:
         run = Run(place)
         record["status"] = run.standing.partition(";")[0].partition(":")[0]
@@ -255,26 +250,16 @@ def _age(seconds: float) -> str:
 
 def process_logs(run: Run) -> list[str]:
     """Lines of text: each process of the run (actor, node, process id, file) and the last `LINES` lines of its output
-    and its errors, where the file is on this machine.
-
-    A run in one process has none.
-    """
+    and its errors, where the file is on this machine."""
     processes: list[dict[str, Any]] = run.environment["actors"].get("processes", [])
     if not processes:
         return [f"{run.folder}: no actors; a run with resources.executor=local writes to its own terminal"]
     text = []
     for process in processes:
         text.append(f"{process['actor']}  node {process['node']}  pid {process['pid']}  {process['log'] or 'no file'}")
-        for path in _files(process["log"]):
-            text += [f"    {line}" for line in _end(path)]
+        files = [Path(process["log"]), Path(process["log"]).with_suffix(".err")] if process["log"] else []
+        text += [f"    {line}" for path in files if path.is_file() for line in _end(path)]
     return text
-
-
-def _files(log: str | None) -> list[Path]:
-    """The file of the output and the file of the errors, as far as they are on this machine."""
-    if log is None:
-        return []
-    return [path for path in (Path(log), Path(log).with_suffix(".err")) if path.is_file()]
 
 
 def _end(path: Path) -> list[str]:

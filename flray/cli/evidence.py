@@ -16,10 +16,7 @@ from flray.log import LOGGER
 from flray.shipped import is_installed
 
 if TYPE_CHECKING:
-    import pandas
-
     from flray.config.experiment import Experiment
-    from flray.reference.evidence import Evidence
 
 
 def evidence(
@@ -54,41 +51,30 @@ def evidence(
     writes what has finished into the table. The same three with `--detectors` are about the detectors of vanished
     classes.
     """
-    from flray.reference.evidence import (
-        CLAIMS,
-        DETECTORS,
-        KEYS,
-        SCORED,
-        SCORES,
-        TABLE,
-        add_runs,
-        evidence as read,
-        planned,
-        read_table,
-    )
+    from flray.reference import evidence as of_papers
+    from flray.reference.evidence_page import write_page
     from flray.reference.plan import configs_folder
 
     if (setting or dry_run) and run is None:
         raise ConfigError("--setting and --dry-run choose runs: add --run FOLDER")
-    source, default, keys = (DETECTORS, SCORES, SCORED) if detectors else (CLAIMS, TABLE, KEYS)
-    content, home = read(claims or source).model_copy(update={"detectors": detectors}), configs_folder(configs)
+    source, default, keys = of_papers.CLAIMS, of_papers.TABLE, of_papers.KEYS
+    if detectors:
+        source, default, keys = of_papers.DETECTORS, of_papers.SCORES, of_papers.SCORED
+    content, home = (
+        of_papers.evidence(claims or source).model_copy(update={"detectors": detectors}),
+        configs_folder(configs),
+    )
     place = table or (Path(default.name) if is_installed(home) and collect is not None else default)
     if run is not None:
         own_modules()
-        _run(list(planned(results_folder(run, None), home, content, setting or [])), run, dry_run)
+        _run(list(of_papers.planned(results_folder(run, None), home, content, setting or [])), run, dry_run)
         return
     if collect is not None:
-        add_runs(collect, place, keys, home, content)
-    _write_page(page or Path(f"{source.stem}.md"), place, read_table(place, keys), content, home)
-
-
-def _write_page(page: Path, place: Path, table: pandas.DataFrame, content: Evidence, home: Path) -> None:
-    from flray.reference.evidence import check_read
-    from flray.reference.evidence_page import write_page
-
-    check_read(table, content, home)
-    paths = write_page(page, table, content)
-    write(f"table:   {place}, {len(table[['setting', 'run', 'seed']].drop_duplicates())} runs")
+        of_papers.add_runs(collect, place, keys, home, content)
+    known = of_papers.read_table(place, keys)
+    of_papers.check_read(known, content, home)
+    paths = write_page(page or Path(f"{source.stem}.md"), known, content)
+    write(f"table:   {place}, {len(known[['setting', 'run', 'seed']].drop_duplicates())} runs")
     write(f"page:    {', '.join(map(str, paths))}")
 
 

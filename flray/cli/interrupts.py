@@ -26,11 +26,7 @@ def same_command(overwrite: bool) -> str:
 @contextlib.contextmanager
 def interruptible(folder: Path, again: str | None = None) -> Iterator[None]:
     """Ctrl-C is the exit code 130, SIGTERM (a stopped job) 143 and SIGHUP (a closed terminal) 129; the last line names
-    the folder and how to go on.
-
-    A signal that is ignored (SIGHUP under nohup) stays ignored. `again`: how to go on if it is not `flray resume
-    FOLDER`.
-    """
+    the folder and how to go on: `again`, or `flray resume FOLDER`. A signal that is ignored stays ignored."""
     received: list[int] = []
 
     def stop(number: int, _: Any) -> None:

@@ -40,8 +40,7 @@ def write(text: object = "", end: str = "\n") -> None:
 
 
 def flush() -> bool:
-    """Hand over what was written. Returns whether stdout takes more: if not, a command that shows until it is stopped
-    ends."""
+    """Hand over what was written. Returns whether stdout takes more."""
     with _harmless():
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -124,8 +123,8 @@ def _cell(value: Any) -> str:
 
 # tables -------------------------------------------------------------------------------------------
 def show(*parts: RenderableType) -> None:
-    """Tables and text. Off a terminal a table is plain columns without boxes, colours or line breaks in a cell, and so
-    is one whose numbers the terminal is too narrow for."""
+    """Tables and text. Off a terminal a table is plain columns, and so is one whose numbers the terminal is too narrow
+    for."""
     from rich.console import Group
     from rich.table import Table
 
@@ -183,9 +182,7 @@ def plain_text(part: RenderableType) -> str:
         texts = [part.title, part, part.caption]
         part.box, part.title, part.caption, part.pad_edge = None, None, None, False
     stream = io.StringIO()
-    console = Console(
-        file=stream, width=WIDEST, color_system=None, force_terminal=False, legacy_windows=False, emoji=False
-    )
+    console = Console(file=stream, width=WIDEST, color_system=None, force_terminal=False, emoji=False)
     for text in texts:
         if text is not None:
             console.print(Text.from_markup(text, emoji=False) if isinstance(text, str) else text, soft_wrap=True)

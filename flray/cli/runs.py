@@ -130,9 +130,8 @@ def _show(cells: list[Experiment], config: Path, imports: list[str], out: Path |
 
 
 def from_file(experiment: Experiment, file: Path, imports: list[str]) -> list[str]:
-    """`key: value (file: value)` for each key that differs from the file's own; of keys that the file's algorithm does
-    not have, those that are not the default; of a section that the file has, that it is left out. Nothing if the file
-    alone is a grid or no complete configuration."""
+    """`key: value (file: value)` for each key that differs from the file's own, or that the file does not have and that
+    is not the default. Nothing if the file alone is a grid or no complete configuration."""
     try:
         cells = load_config(file, [], imports)
     except ConfigError:
@@ -239,11 +238,8 @@ def pretrain(
 def pretraining(
     config: str | Path | Mapping[str, Any] | Experiment, overrides: Iterable[str] = (), imports: Sequence[str] = ()
 ) -> Experiment:
-    """The experiment that trains the weights: `rounds` x `algorithm.local_epochs` epochs over all training samples.
-
-    It starts from random weights, unless an override names `model.weights`; the file's own are not used. Raises
-    `ConfigError` in one line.
-    """
+    """The experiment that trains the weights, from random ones unless an override names `model.weights`. Raises
+    `ConfigError` in one line."""
     changes = pairs(overrides)
     cells = load_config(config, {**CENTRAL, **changes}, imports)
     if len(cells) != 1:
@@ -266,12 +262,8 @@ def folder_of(experiment: Experiment) -> Path:
 
 
 def store(folder: Path, command: Sequence[str]) -> dict[str, Any]:
-    """Copy the weights of a finished run into flray's cache, with their card. Returns the card.
-
-    The card names data, network, epochs, test accuracy, and the command; `weights` is the checksum of the file, which
-    `environment.json` of a run from these weights has too. Weights and card replace earlier ones together. Raises
-    `ConfigError` for a run that did not finish, or whose weights are damaged.
-    """
+    """Copy the weights of a finished run into flray's cache, with their card. Returns the card, whose `weights` is the
+    checksum of the file. Raises `ConfigError` for a run that did not finish, or whose weights are damaged."""
     from flray.models.weights import read_weights
     from flray.rundir.reader import Run
 
@@ -352,10 +344,7 @@ def resume(
 
 @contextmanager
 def starting(source: Path, overrides: list[str], trials: int = 0, imports: Sequence[str] = ()) -> Iterator[None]:
-    """Starts Ray beside the imports of a command, if the command will need one here (:func:`ray_for`).
-
-    `trials`: see `connect`.
-    """
+    """Starts Ray beside the imports of a command, if it will need one here (:func:`ray_for`)."""
     first = None if own_process is None else ray_for(source, overrides, imports, trials)
     with stage("starting Ray and torch" if first else "loading torch"):
         if own_process is not None and first is not None:
@@ -374,10 +363,7 @@ def starting(source: Path, overrides: list[str], trials: int = 0, imports: Seque
 
 def ray_for(source: Path, overrides: list[str], imports: Sequence[str] = (), trials: int = 0) -> Experiment | None:
     """The experiment (of several the first) that starts a Ray here with as many CPUs as there are; None: it needs none,
-    another one, or more. Small runs need one as `trials`.
-
-    `source` is a configuration, or the folder of a run or a sweep. It is read without torch.
-    """
+    another one, or more. `source`, a configuration or the folder of a run or a sweep, is read without torch."""
     from flray.config.declared import declared_only
     from flray.running import starts_ray
 

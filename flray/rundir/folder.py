@@ -7,6 +7,7 @@ error before that leaves the previous run unchanged. Only files that flray wrote
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -314,13 +315,14 @@ def _named_places(cell: Experiment) -> Iterator[tuple[str, str]]:
 
 
 def default_folder(experiment: Experiment, root: str | Path = "runs") -> Path:
-    """`runs/NAME/ALGORITHM-seedS`, or the first free name `...-2`, `...-3`, ..."""
-    base = Path(root) / experiment.name / f"{method_name(experiment)}-seed{experiment.seed}"
-    folder, number = base, 1
-    while folder.exists():
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
-    return folder
+    """`runs/NAME/ALGORITHM-seedS`, or the first free name after it."""
+    return first_free(Path(root) / experiment.name / f"{method_name(experiment)}-seed{experiment.seed}")
+
+
+def first_free(base: Path) -> Path:
+    """This path, or the first free name `...-2`, `...-3`, ..."""
+    names = (f"{base.name}-{number}" if number > 1 else base.name for number in itertools.count(1))
+    return next(path for path in map(base.with_name, names) if not path.exists())
 
 
 def unused_folder(experiment: Experiment) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,23 +98,25 @@ def _rows_checksum(table: pa.Table) -> str:
     return checksum(*parts)
 
 
-def rounds_without_clients(folder: Path) -> set[int]:
-    """Rounds of the table `rounds` in which no client trained (`cohort.dropout`); damaged files are skipped."""
-    return _rounds(folder, lambda table: [steps == 0 for steps in table["client_steps"].to_pylist()])
+def lost_rounds(name: str, stored: Collection[int], last: int, rounds: Path) -> str:
+    """The rounds up to `last` that lack rows in the table `name`. `rounds`: the folder of the table that says in which
+    rounds no client trained (`cohort.dropout`) and in which no model was tested."""
+    lost, without = missing_numbers(stored, last), {"clients": _untrained, "tests": _untested}.get(name)
+    return missing_numbers({*stored, *_rounds(rounds, without)}, last) if lost and without else lost
 
 
-def untested_rounds(folder: Path) -> set[int]:
-    """Rounds of the table `rounds` without a test of the global model; damaged files are skipped."""
+def _untrained(table: pa.Table) -> list[bool]:
+    return [steps == 0 for steps in table["client_steps"].to_pylist()]
 
-    def no_value(table: pa.Table) -> list[bool]:
-        columns = [table[name].to_pylist() for name in ("test/acc", "val/acc") if name in table.column_names]
-        columns.append([None] * table.num_rows)
-        return [all(value is None for value in values) for values in zip(*columns, strict=True)]
 
-    return _rounds(folder, no_value)
+def _untested(table: pa.Table) -> list[bool]:
+    columns = [table[name].to_pylist() for name in ("test/acc", "val/acc") if name in table.column_names]
+    columns.append([None] * table.num_rows)
+    return [all(value is None for value in values) for values in zip(*columns, strict=True)]
 
 
 def _rounds(folder: Path, chosen: Callable[[pa.Table], list[bool]]) -> set[int]:
+    """The chosen rounds of the table `rounds`; damaged files are skipped."""
     rounds: set[int] = set()
     for path in folder.glob("part-*.parquet"):
         with contextlib.suppress(ValueError, KeyError):

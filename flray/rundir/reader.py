@@ -279,7 +279,7 @@ class Run:
         """(a table, which of its rows are missing)."""
         import pandas
 
-        from flray.rundir.parts import missing_numbers, rounds_without_clients, table_problem, untested_rounds
+        from flray.rundir.parts import lost_rounds, table_problem
 
         # the expected rows first, then the rows: a running run adds to both
         saved = max(map(checkpoint.rounds_done, checkpoint.checkpoints(self.folder)), default=0)
@@ -297,10 +297,7 @@ class Run:
         if not lost and (name == "rounds" or (name in ("clients", "tests") and len(frame))):
             done = set(frame["done"]) if "done" in frame else set()
             last = max(0, saved * (name == "rounds"), *done)
-            lost = missing_numbers(done, last)
-            without_rows = {"clients": rounds_without_clients, "tests": untested_rounds}.get(name)
-            if lost and without_rows is not None:
-                lost = missing_numbers(done | without_rows(self.folder / "rounds"), last)
+            lost = lost_rounds(name, done, last, self.folder / "rounds")
         if lost:
             return frame, f"{'tasks' if name in ('tasks', 'personal') else 'rounds'} {lost}"
         return frame, f"{least - len(frame)} of {least}" if len(frame) < least else ""

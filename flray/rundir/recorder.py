@@ -17,15 +17,7 @@ import pyarrow.parquet as pq
 from flray.core.protocol.clock import PHASES, Phase, Position
 from flray.core.schema.errors import AlgorithmError, CheckpointError, described, shown, warn
 from flray.files import atomic_write, clear_partial, quoted, regular, write_text, writing
-from flray.rundir.parts import (
-    RowsMissingWarning,
-    lost_column,
-    missing_numbers,
-    read_part,
-    rounds_without_clients,
-    untested_rounds,
-    write_part,
-)
+from flray.rundir.parts import RowsMissingWarning, lost_column, lost_rounds, missing_numbers, read_part, write_part
 from flray.rundir.trackers import Trackers, numbers
 
 PART = 100  # rounds in one Parquet file
@@ -335,11 +327,8 @@ class Recorder:
         """The rounds (from 1) and tasks (from 0) up to `position` without rows, in words, by table of `written`."""
         done, ended = position.done, position.task + (position.phase == "task_end")
         rounds = (done - position.round) // position.task if position.task else position.round  # of each task
-        lost = {
-            "rounds": missing_numbers(self.rounds.stored_rounds, done),
-            "clients": missing_numbers(self.clients.stored_rounds | rounds_without_clients(self.rounds.folder), done),
-        }
-        lost["tests"] = missing_numbers(self.tests.stored_rounds | untested_rounds(self.rounds.folder), done)
+        tables = {"rounds": self.rounds, "clients": self.clients, "tests": self.tests}
+        lost = {n: lost_rounds(n, each.stored_rounds, done, self.rounds.folder) for n, each in tables.items()}
         for name, table in {"tasks": self.tasks, "personal": self.personal}.items():
             tasks = missing_numbers(
                 {task for task in range(ended) if (task + 1) * rounds in table.ended}, ended - 1, first=0
