@@ -43,8 +43,7 @@ def run_cells(
     Raises `ConfigError` if two cells have one folder, `CheckpointError` if a folder holds another experiment,
     `FlrayError` if a cell failed (after all others are done), and `KeyboardInterrupt` after Ctrl-C.
     """
-    twice = [folder for place, folder in enumerate(folders) if folder in folders[:place]]
-    if twice:
+    if twice := [folder for place, folder in enumerate(folders) if folder in folders[:place]]:
         raise ConfigError(f"two of these runs would have the folder {twice[0]}; name each of them once")
     if overwrite:
         check_inputs(cells, folders)
@@ -52,15 +51,14 @@ def run_cells(
     for cell, folder, status in zip(cells, folders, state, strict=True):
         if status == "finished":
             check_sources(cell, folder)
-    unfinished = [i for i, status in enumerate(state) if status != "finished"]
-    if not unfinished:
+    left = [(cell, folder) for cell, folder, status in zip(cells, folders, state, strict=True) if status != "finished"]
+    if not left:
         return
     for cell in {cell.data.model_dump_json(): cell for cell in cells}.values():
         with stage(f"reading data: {cell.data.source}", progress):
             build_data(cell)  # errors in the data come before anything starts
-    check_networks([cells[i] for i in unfinished], progress)
+    check_networks([cell for cell, _ in left], progress)
     folders[0].parent.mkdir(parents=True, exist_ok=True)
-    left = [(cells[i], folders[i]) for i in unfinished]
     done = len(cells) - len(left)
     if all(runs_here(cell) and not names_ray(cell) for cell, _ in left):
         with Display(label, len(cells), done, {}, progress) as display:

@@ -20,8 +20,8 @@ from flray.results.tables import flat, planned
 
 
 class Ablation(NamedTuple):
-    """The cells of an ablation, the folder that holds their run folders, the reference (a folder or a setting), and the
-    keys that are varied."""
+    """The cells of an ablation, the folder of their run folders, the reference (a folder or a setting), and the keys
+    that are varied."""
 
     cells: list[Experiment]
     root: Path

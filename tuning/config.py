@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from flray.config.experiment import Experiment, FolderName
+from flray.config.loader import with_values
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.plain import document
 from flray.core.schema.registry import Registry
@@ -24,7 +25,7 @@ from flray.metrics.names import LAST, METRICS
 from flray.results.axes import TASK_TIMES
 from flray.scenario import ValidationConfig
 from flray.tuning.domain import Fixed
-from flray.tuning.space import Space, build, resolve
+from flray.tuning.space import Space, resolve
 
 # objectives that are sums over a run's rounds, and the beginnings and ends of its tasks; the columns that they add
 CUMULATIVE = {
@@ -59,8 +60,7 @@ def sqlite_file(url: str | None) -> Path | None:
 
 
 class SchedulerConfig(Section):
-    """Which trials are stopped early, by their intermediate objective values. An option that the scheduler does not
-    read is an error."""
+    """Which trials are stopped early, by their intermediate objective values."""
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     name: Literal["none", "asha", "hyperband", "pbt", "median", "percentile", "successive_halving"] = Field(
@@ -233,9 +233,8 @@ class Sweep(Section):
         return self
 
     def check_new(self) -> None:
-        """Raises `ConfigError` where a sweep that is to begin searches the processes of a trial, which all trials have
-        alike, or what changes no number of a trial, unless an objective is a time, or the user's own. A sweep that has
-        begun goes on."""
+        """Raises `ConfigError` where a sweep that is to begin searches the processes of a trial, or what changes no
+        number of one, unless an objective is a time, or the user's own."""
         known = {*CUMULATIVE, *RECENT, *METRICS}
         timed = any(name.startswith("time/") or name not in known for name in self.objective)
         for _, key, domain in itertools.chain.from_iterable(self.search_space.parameters.values()):
@@ -330,8 +329,7 @@ class Sweep(Section):
             )
 
     def _one_rung_a_test(self, every: int, rounds: int) -> None:
-        """Requires a test between any two rungs: Optuna judges a trial at every rung that it has passed since its last
-        value by the new one."""
+        """Requires a test between any two rungs, which Optuna would judge by one value."""
         factor, at = self.scheduler.reduction or 1, float(self.scheduler.grace or 1)
         while at * factor < rounds:
             first, second = (math.ceil(rung / every) * every for rung in (at, at * factor))
@@ -351,13 +349,11 @@ class Sweep(Section):
 
     @cached_property
     def search_space(self) -> Space:
-        """The resolved space."""
         return resolve(self.space, self.values)
 
     def experiment(self, overrides: Mapping[str, Any]) -> Experiment:
-        """The experiment of a trial: `overrides` (of :meth:`Space.suggest`, and others such as `seed`) over that of the
-        sweep."""
-        return build(self.values, overrides)
+        """The experiment of a trial: `overrides` (of :meth:`Space.suggest`) over that of the sweep."""
+        return with_values(self.values, overrides)
 
     def dump(self) -> dict[str, Any]:
         """Plain values, complete, in the order of the file."""

@@ -103,17 +103,10 @@ def run_jobs(jobs: Sequence[Job], processes: int, display: Display) -> None:
 
 
 def _show_warning(
-    warned: dict[Any, Any],
-    text: str,
-    lineage: Sequence[tuple[str, str]],
-    filename: str,
-    lineno: int,
-    module: str,
+    warned: dict[Any, Any], text: str, lineage: Sequence[tuple[str, str]], filename: str, lineno: int, module: str
 ) -> None:
-    """Shows a warning of another process as this one shows its own, by its filters: a command in a line, once.
-
-    `warned`: the `registry` of `warnings.warn_explicit`; `lineage`: (module, name) of its class and of the bases.
-    """
+    """Shows a warning of another process as this one shows its own, by its filters. `warned`: the `registry` of
+    `warnings.warn_explicit`; `lineage`: (module, name) of its class and of the bases."""
     known = (getattr(sys.modules.get(home), name, None) for home, name in lineage)  # others can be in no filter
     base: Any = next(each for each in known if isinstance(each, type) and issubclass(each, Warning))
     kind = _of_text(lineage[0][1], base)

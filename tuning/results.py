@@ -54,13 +54,10 @@ class SweepResult:
         against = baseline(frame) if len(settings_of(frame)) > 1 else None
         return comparison(self.final, metric, against)
 
-    @property
-    def _shown(self) -> pandas.DataFrame:
-        return shown_trials(self.best, self.objectives)
-
     def _repr_html_(self) -> str:
-        text = f"<p>{html.escape(f'{self.folder}: {self.status}')}</p>{Table(self._shown)._repr_html_()}"
+        trials = Table(shown_trials(self.best, self.objectives))._repr_html_()
+        text = f"<p>{html.escape(f'{self.folder}: {self.status}')}</p>{trials}"
         return text + (self.compare()._repr_html_() if final_runs(self.folder) else "")
 
     def __repr__(self) -> str:
-        return f"{self.folder}: {self.status}\n{to_markdown(self._shown)}"
+        return f"{self.folder}: {self.status}\n{to_markdown(shown_trials(self.best, self.objectives))}"

@@ -133,7 +133,7 @@ class Space(NamedTuple):
         return sum(map(math.prod, finite)) if finite == sizes else None
 
     def contains(self, params: Mapping[str, Any], algorithm: str | None = None) -> bool:
-        """Whether this space could have suggested a trial with these `params`."""
+        """Whether a trial with these `params` is of this space."""
         try:
             self.overrides(params, algorithm)
         except ConfigError:
@@ -141,10 +141,8 @@ class Space(NamedTuple):
         return True
 
     def mutations(self, algorithm: str | None = None) -> dict[str, list[Any] | tuple[Any, Any, bool]]:
-        """For population-based training: the algorithm's numeric parameters, which can change during a run.
-
-        By parameter name a list of values, or (low, high, whether on a log scale); integers if the field is one.
-        """
+        """The algorithm's numeric parameters, which can change during a run: by name a list of values, or (low, high,
+        whether on a log scale); integers if the field is one."""
         draws = {
             p.name: p.domain.numbers()
             for p in self._of(algorithm or self.algorithms[0])
@@ -161,11 +159,6 @@ class Space(NamedTuple):
         if algorithm not in self.parameters:
             raise unknown("algorithm", algorithm, self.algorithms, "this sweep")
         return self.parameters[algorithm]
-
-
-def build(experiment: Mapping[str, Any], overrides: Mapping[str, Any]) -> Experiment:
-    """One experiment. A string value stays a string (`off` is not false, a comma makes no grid)."""
-    return with_values(experiment, overrides)
 
 
 def resolve(space: Mapping[str, Any], experiment: Mapping[str, Any] | Experiment) -> Space:
@@ -270,8 +263,7 @@ def _own_fields(algorithm: str, kind: type[BaseModel]) -> set[str]:
 
 
 def _drafts(forms: Mapping[str, Any], algorithm: str, conditional: bool) -> list[Draft]:
-    """The searched parameters of one algorithm: its fields in their own order, then the other keys in the written
-    order."""
+    """The searched parameters of one algorithm: its fields, then the other keys."""
     kind = ALGORITHMS.get(algorithm)
     declared = {f"algorithm.{hp.name}": hp for hp in hyperparameters(kind)}
     # FedAvg's are those that all share
@@ -317,7 +309,7 @@ def _checked(
     """The parameters, after each value and every two options have made a valid experiment."""
     first = {**head, **{draft.key: draft.domain.probes()[0] for draft in drafts}}
     try:
-        experiment = build(values, first)
+        experiment = with_values(values, first)
     except ConfigError as error:
         raise ConfigError(
             f"space.{error}" if str(error).startswith(tuple(draft.key for draft in drafts)) else str(error)
@@ -327,7 +319,7 @@ def _checked(
         read = []
         for value in draft.domain.probes():
             try:
-                read.append(_read(build(values, {**first, draft.key: value}), draft.key, value))
+                read.append(_read(with_values(values, {**first, draft.key: value}), draft.key, value))
             except ConfigError as error:
                 raise ConfigError(f"space.{draft.where}: {str(error).removeprefix(f'{draft.key}: ')}") from None
         if isinstance(draft.domain, Range) and _is_float(draft, experiment):
@@ -340,7 +332,7 @@ def _checked(
     for one, other in itertools.combinations(options, 2):
         for a, b in itertools.product(one.domain.probes(), other.domain.probes()):
             try:
-                build(values, {**first, one.key: a, other.key: b})
+                with_values(values, {**first, one.key: a, other.key: b})
             except ConfigError as error:
                 raise ConfigError(f"space: {one.name}={show(a)} with {other.name}={show(b)}: {error}") from None
     return parameters

@@ -86,10 +86,7 @@ class Budget:
 
 
 class StudySearcher(Stateless):
-    """A searcher of Ray Tune that takes trials from the studies of a sweep and reports their results to them.
-
-    Does not report trials that `stopping()` ended early: a resume continues them.
-    """
+    """A searcher of Ray Tune that takes trials from the studies of a sweep and reports their results to them."""
 
     def __init__(
         self,
@@ -146,11 +143,10 @@ class StudySearcher(Stateless):
 
 def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: bool = True) -> bool:
     """Runs a sweep into `folder`, or continues the one there. Returns whether it ended: Ray Tune keeps a Ctrl-C to
-    itself. Raises `FlrayError`; files on disk stay.
+    itself. Raises `FlrayError`.
 
     The folder then holds `sweep.parquet`, `figures/`, the run folders of the trials, and `final/` with the best
-    configurations on fresh seeds. After Ctrl-C, a kill, or a lost machine `resume` continues; finished trials are not
-    repeated.
+    configurations on fresh seeds.
     """
     lock = take_folder(folder, sweep, resume)
     try:
@@ -269,12 +265,11 @@ def _begin(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, fingerpri
 
 
 def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress: bool) -> str | None:
-    """Runs every remaining trial.
-
-    Returns the budget that was spent before the last trial, "" if none was, None after an interruption.
-    """
+    """Runs every remaining trial. Returns the budget that was spent before the last one, "" if none was, None after an
+    interruption."""
     space, budget = sweep.search_space, Budget(sweep, studies)
-    rounds = _rounds(sweep)
+    first = space.algorithms[0]
+    rounds = max(sweep.lengths(algorithm)[1] for algorithm in space.algorithms)
     scheduler = make_scheduler(sweep, studies, folder, rounds)
     if isinstance(scheduler, Asha):
         studies.prune(scheduler.stopped)
@@ -287,10 +282,8 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
         job = Job.of(
             key, run_folder, experiment, tuple(sweep.objective), rungs(sweep.scheduler, experiment.total_rounds)
         )
-        numbers = [
-            p.key for p in space.parameters[space.algorithms[0]] if p.name in space.mutations(space.algorithms[0])
-        ]
-        return job.config({name: overrides[name] for name in numbers} if sweep.scheduler.name == "pbt" else {})
+        changing = space.mutations() if sweep.scheduler.name == "pbt" else {}
+        return job.config({p.key: overrides[p.key] for p in space.parameters[first] if p.name in changing})
 
     if progress:
         LOGGER.info(f"{sweep.name}: {total} trials, {placement.why}")
@@ -339,11 +332,6 @@ def _stored(experiment: Experiment, folder: Path, part: str) -> Experiment:
     return experiment.model_copy(update={"storage": join(join(experiment.storage, folder.absolute().name), part)})
 
 
-def _rounds(sweep: Sweep) -> int:
-    """The most rounds, over all tasks, of a trial of this sweep."""
-    return max(sweep.lengths(algorithm)[1] for algorithm in sweep.search_space.algorithms)
-
-
 # the end -----------------------------------------------------------------------------------------
 def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None:
     """Runs the best configurations with seeds that tuning never used, with all training data, tested once at the
@@ -374,10 +362,7 @@ def _final(sweep: Sweep, folder: Path, studies: Studies, progress: bool) -> None
 
 def _drop_others(final: Path, names: Sequence[str]) -> None:
     """Removes runs of an earlier, smaller budget that are no longer among the best, and notes the names of the next
-    ones.
-
-    `final/.made` lists the sweep's own folders; other files there are the user's and stay.
-    """
+    ones in `final/.made`; other files there are the user's and stay."""
     earlier = noted_runs(final)
     there = {path.name for path in final.iterdir()} if earlier else set()  # a damaged note has no name of them
     for name in (there & set(earlier)) - set(names):
@@ -390,9 +375,7 @@ def _drop_others(final: Path, names: Sequence[str]) -> None:
 
 def best(sweep: Sweep, studies: Studies) -> list[tuple[str | None, Any]]:
     """The `final.top` complete trials of each study by its first objective; of several objectives, of the Pareto front.
-
-    Of trials with equal parameters only the one that was trained.
-    """
+    Of trials with equal parameters only the one that was trained."""
     trials = []
     for group, study in studies.groups.items():
         if len(sweep.objective) > 1:

@@ -60,10 +60,8 @@ def evidence(
     source, default, keys = of_papers.CLAIMS, of_papers.TABLE, of_papers.KEYS
     if detectors:
         source, default, keys = of_papers.DETECTORS, of_papers.SCORES, of_papers.SCORED
-    content, home = (
-        of_papers.evidence(claims or source).model_copy(update={"detectors": detectors}),
-        configs_folder(configs),
-    )
+    content = of_papers.evidence(claims or source).model_copy(update={"detectors": detectors})
+    home = configs_folder(configs)
     place = table or (Path(default.name) if is_installed(home) and collect is not None else default)
     if run is not None:
         own_modules()

@@ -52,10 +52,7 @@ class Stored(Generic[T]):
 
 class Run:
     """The results in a run folder, also while the run continues. A table is read at its first use, and again when the
-    run has gone on since.
-
-    Once another run has taken its place, that one is read, with a warning. Given the URI of a run in a storage,
-    `folder` is a copy in flray's cache, without checkpoints.
+    run has gone on since. Of the URI of a run in a storage `folder` is a copy in flray's cache, without checkpoints.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -416,10 +413,8 @@ def load_federated(folder: str | Path) -> Run:
 
 
 def load(folder: str | Path) -> Run:
-    """The run in a folder, or at the URI of a storage.
-
-    Raises `CheckpointError` if there is none; the message names runs inside or beside that place.
-    """
+    """The run in a folder, or at the URI of a storage. Raises `CheckpointError` if there is none, and names runs inside
+    or beside that place."""
     run = Run(folder)
     home = run.folder
     if places := [] if is_uri(folder) else interrupted(home):

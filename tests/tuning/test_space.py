@@ -18,10 +18,11 @@ from optuna.trial import FixedTrial
 
 from flray.algorithms import ALGORITHMS, built_in
 from flray.config.experiment import algorithm_name
+from flray.config.loader import with_values
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hyperparameters
 from flray.core.schema.plain import read
-from flray.tuning.space import build, resolve
+from flray.tuning.space import resolve
 from flray.tuning.sweep_file import load_sweep, narrowed
 from tests.support.messages import assert_says, mistakes
 
@@ -90,7 +91,7 @@ def test_every_way_to_write_a_parameter_reaches_optuna_and_the_experiment():
     }
     overrides = space.suggest(FixedTrial(params))
     assert overrides == {**params, "model.hidden": [8, 4], "algorithm.momentum": 0.5}
-    experiment = build(BASE, overrides)
+    experiment = with_values(BASE, overrides)
     algorithm = experiment.algorithm
     assert (algorithm.lr, algorithm.local_epochs, algorithm.batch_size, algorithm.perturb, algorithm.momentum) == (
         0.25,
@@ -162,15 +163,15 @@ def test_a_string_stays_a_string_and_a_list_may_hold_null_and_sections():
         base,
     )
     overrides = space.suggest(FixedTrial({"algorithm.ccvr": "off", "partition": '{"name": "iid", "clients": 4}'}))
-    assert (build(base, overrides).algorithm.ccvr, build(base, overrides).partition.name) == ("off", "iid")
+    assert (with_values(base, overrides).algorithm.ccvr, with_values(base, overrides).partition.name) == ("off", "iid")
     space = resolve({"algorithm.memory_size": [50, None]}, {**BASE, "algorithm": "fedproj"})
     assert (
-        build(
+        with_values(
             {**BASE, "algorithm": "fedproj"}, space.suggest(FixedTrial({"algorithm.memory_size": None}))
         ).algorithm.memory_size
         is None
     )
-    assert build(BASE, {"name": "a,b: 0..4"}).name == "a,b: 0..4"
+    assert with_values(BASE, {"name": "a,b: 0..4"}).name == "a,b: 0..4"
 
 
 def test_the_algorithm_may_be_fixed_by_the_space():
@@ -216,7 +217,7 @@ def test_an_algorithm_brings_what_its_parts_declare():
     assert "fedmemo.detector.rho_off" not in names
     params = {name: parameter for name, parameter in space.example("fedmemo").items() if name != "algorithm"}
     assert params["algorithm.detector.rho"] == 0.3 and params["algorithm.detector.m"] == 1
-    assert build(BASE, space.example("fedmemo")).algorithm.detector.rho == 0.3
+    assert with_values(BASE, space.example("fedmemo")).algorithm.detector.rho == 0.3
     assert set(narrowed({"algorithm": "fedmemo", "algorithm.detector.m": [1, 5], "algorithm.mu": 1})) == {
         "algorithm",
         "algorithm.detector.m",
@@ -406,7 +407,7 @@ def whole():
 def test_whatever_is_suggested_is_a_valid_experiment(whole, name, data):
     space, trial = whole[name], Drawn(data)
     overrides = space.suggest(trial)
-    experiment = build(BASE, overrides)
+    experiment = with_values(BASE, overrides)
     assert algorithm_name(experiment.algorithm) == overrides["algorithm"]
     for key, value in overrides.items():
         if "." in key:
@@ -502,7 +503,8 @@ def test_the_name_of_a_section_that_may_be_left_out_is_searched(before):
     space = resolve({"aggregation.name": ["none", "mean", "median"]}, {**BASE, **before})
     (name,) = space.names("fedsol")
     rules = [
-        build({**BASE, **before}, space.overrides({name: rule})).aggregation for rule in ("none", "mean", "median")
+        with_values({**BASE, **before}, space.overrides({name: rule})).aggregation
+        for rule in ("none", "mean", "median")
     ]
     assert [type(rule).__name__ for rule in rules] == ["NoneType", "Mean", "Median"]
 
@@ -511,7 +513,7 @@ def test_options_of_uplink_s_entries_are_searched_by_their_names():
     values = {**BASE, "uplink": [{"name": "clip", "norm": 1.0}, "topk", {"name": "clip", "norm": 2.0}]}
     space = resolve({"uplink.clip.norm": {"log": [0.1, 1.0]}, "uplink.clip.2.norm": [1, 2.5]}, values)
     assert space.names("fedsol") == ("uplink.clip.norm", "uplink.clip.2.norm")
-    built = build(values, {"uplink.clip.norm": 0.5, "uplink.clip.2.norm": 2.5})
+    built = with_values(values, {"uplink.clip.norm": 0.5, "uplink.clip.2.norm": 2.5})
     assert [clip.norm for clip in built.uplink[::2]] == [0.5, 2.5]
     lists = [[], [{"name": "sign_flip", "clients": 0.2}]]
     assert resolve({"uplink": lists}, BASE).names("fedsol") == ("uplink",)
