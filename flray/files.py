@@ -149,7 +149,8 @@ def disk_problem(error: BaseException, path: Path | None = None) -> tuple[str, s
         return "no file can have this name", "choose another one"
     if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
         return None
-    number: int = getattr(error, "errno", None) or _number_in(text)
+    in_text = re.search(r"(?:os error |[Ee]rrno:? )(\d+)", text)
+    number: int = getattr(error, "errno", None) or (int(in_text[1]) if in_text else 0)
     if not number and " requested and " in text:  # NumPy wrote fewer bytes than it was given, and does not say why
         return "the disk is full (or a quota, or ulimit -f, is used up)", "free some space"
     if number in PROBLEMS:
@@ -162,12 +163,6 @@ def disk_problem(error: BaseException, path: Path | None = None) -> tuple[str, s
         if other != path and other != path.parent and not PARTIAL.fullmatch(other.name):
             what = f"{what}: {other}"
     return what, remedy
-
-
-def _number_in(text: str) -> int:
-    """The system's number of an error in its text; 0: there is none."""
-    found = re.search(r"(?:os error |[Ee]rrno:? )(\d+)", text)
-    return int(found[1]) if found else 0
 
 
 # reading ------------------------------------------------------------------------------------------

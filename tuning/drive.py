@@ -302,15 +302,13 @@ def _pending(count: int) -> Iterator[None]:
     """How many trials Ray Tune creates before they can start: each costs a placement group, but Hyperband needs
     complete brackets."""
     name = "TUNE_MAX_PENDING_TRIALS_PG"
-    before = os.environ.get(name)
+    before = {name: os.environ[name]} if name in os.environ else {}
     os.environ[name] = str(count)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ[name]
+        os.environ.update(before)
 
 
 class Stateless(Searcher):

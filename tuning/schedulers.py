@@ -26,7 +26,6 @@ from flray.tuning.studies import FACTS, Studies
 RUNGS = "rungs.json"
 TIMED = "time/virtual_s"  # the `time_attr` whose rungs are moments of the virtual clock
 Keeping = Callable[[], contextlib.AbstractContextManager[None]]
-Moments = dict[str, tuple[float, float]]  # by trial: (virtual seconds, a value)
 
 
 def make_scheduler(sweep: Sweep, studies: Studies, folder: Path, rounds: int) -> TrialScheduler:
@@ -105,11 +104,27 @@ class Asha(FIFOScheduler):
         self._groups: dict[str, list[tuple[float, dict[str, float]]]] = {}
         # rung -> the later rounds of values in it
         self._late: dict[float, dict[str, int]] = {at: {} for at in milestones}
-        saved, late, self.stopped, self._last = _read_rungs(path, milestones)
-        for at, values in saved.items():
-            self._late[at] = late.get(at, {})
-            for key, value in values.items():
-                dict(self.rungs_of(key))[at][key] = value
+        self.stopped: dict[str, dict[str, Any]] = {}  # trials that were stopped -> `FACTS` of their last result
+        self._last: dict[str, tuple[float, float]] = {}  # where rungs are moments: first test and last value
+        if path.exists():
+            try:
+                self._read(json.loads(path.read_text()))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise CheckpointError(
+                    f"{path} is damaged ({type(error).__name__}: {error}); delete it to go on with empty rungs"
+                ) from error
+
+    def _read(self, content: Mapping[str, Any]) -> None:
+        """What :meth:`_save` has written."""
+        late = {float(at): dict(rounds) for at, rounds in content.get("late", [])}
+        for at, values in content["rungs"]:
+            if at in self._late:
+                self._late[at] = {str(key): int(round) for key, round in late.get(at, {}).items()}
+                for key, value in dict(values).items():
+                    dict(self.rungs_of(key))[at][key] = float(value)
+        self.stopped = {str(key): dict(facts) for key, facts in content["stopped"].items()}
+        last = dict(content.get("last", {}))
+        self._last = {str(key): (float(at), float(value)) for key, (at, value) in last.items()}
 
     def rungs_of(self, key: str) -> list[tuple[float, dict[str, float]]]:
         """(milestone, value by key of each trial that reached it), the last milestone first, of the trials that are
@@ -196,35 +211,6 @@ class TimedAsha(Asha):
                 if at > first:
                     values.setdefault(key, value)
         self._save()
-
-
-def _read_rungs(
-    path: Path, milestones: Sequence[float]
-) -> tuple[dict[float, dict[str, float]], dict[float, dict[str, int]], dict[str, dict[str, Any]], Moments]:
-    """(values of the trials at each rung, "larger is better"; their rounds where these are later than the rung; trials
-    that were stopped -> `FACTS` of their last result; where rungs are moments, each trial's first test and last value).
-
-    Raises `CheckpointError` for a damaged file.
-    """
-    if not path.exists():
-        return {}, {}, {}, {}
-    try:
-        content = json.loads(path.read_text())
-        rungs = {
-            float(at): {str(key): float(value) for key, value in dict(values).items()}
-            for at, values in content["rungs"]
-        }
-        late = {
-            float(at): {str(key): int(round) for key, round in dict(rounds).items()}
-            for at, rounds in content.get("late", [])
-        }
-        stopped = {str(key): dict(facts) for key, facts in content["stopped"].items()}
-        last = {str(key): (float(at), float(value)) for key, (at, value) in dict(content.get("last", {})).items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} is damaged ({type(error).__name__}: {error}); delete it to go on with empty rungs"
-        ) from error
-    return {at: values for at, values in rungs.items() if at in milestones}, late, stopped, last
 
 
 class Pruner(FIFOScheduler):

@@ -356,8 +356,7 @@ class Studies:
         trial = self._open.pop(key)
         self._waiting.pop(key, None)
         facts = {name: other.user_attrs[name] for name in ("folder", *FACTS) if name in other.user_attrs}
-        for name, value in {**facts, "reused": other.number, "status": "finished"}.items():
-            trial.set_user_attr(name, value)
+        _set(trial, {**facts, "reused": other.number, "status": "finished"})
         trial.study.tell(trial, other.values)
         self.on_reuse(key, other.number)
 
@@ -427,8 +426,7 @@ class Studies:
         elif missing:
             status, state = f"failed: its last round has no finite {missing[0]}", TrialState.FAIL
         with self._writing():
-            for name, value in {**_facts(result), "status": status}.items():
-                trial.set_user_attr(name, value)
+            _set(trial, {**_facts(result), "status": status})
             trial.study.tell(trial, values if state == TrialState.COMPLETE else None, state=state)
             if state == TrialState.COMPLETE:
                 ended = trial.storage.get_trial(trial._trial_id)
@@ -447,8 +445,7 @@ class Studies:
             for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 if (last := stopped.get(self.key(group, frozen.number))) is not None:
                     with self._writing():
-                        for name, value in {**_facts(last), "status": "pruned"}.items():
-                            study._storage.set_trial_user_attr(frozen._trial_id, name, value)
+                        _set(optuna.Trial(study, frozen._trial_id), {**_facts(last), "status": "pruned"})
                         study.tell(frozen.number, state=TrialState.PRUNED)
 
     def ended(self) -> list[tuple[str | None, FrozenTrial]]:
@@ -459,6 +456,11 @@ class Studies:
 def _configuration(trial: FrozenTrial) -> str:
     """A trial's parameters; 1, 1.0 and true differ."""
     return json.dumps({**trial.params, **trial.user_attrs.get("values", {})}, sort_keys=True, default=repr)
+
+
+def _set(trial: optuna.Trial, attributes: Mapping[str, Any]) -> None:
+    for name, value in attributes.items():
+        trial.set_user_attr(name, value)
 
 
 def _facts(result: Mapping[str, Any]) -> dict[str, Any]:

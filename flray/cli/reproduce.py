@@ -89,7 +89,8 @@ def reproduce(
     _check_margin(margin, settings, scale, overrides or [])
     root = results_folder(out or Path("runs") / f"{table.replace('/', '-')}-{scale}", None)
     home = configs_folder(configs)
-    wanted = (settings, scale, seeds, root / "runs", home, _names(methods), overrides or [])
+    only = [name.strip() for name in methods.split(",") if name.strip()]
+    wanted = (settings, scale, seeds, root / "runs", home, only, overrides or [])
     with declared_only():
         planned = plan(*wanted)
     if dry_run:
@@ -184,10 +185,6 @@ def _judge(
             f"flray report {quoted(root / 'runs')} --out report.html",
         ]
     )
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _again(

@@ -205,11 +205,14 @@ class Curves:
         if self._broken or not rows:
             return
         try:
+            from tensorboardX.proto.event_pb2 import Event
+            from tensorboardX.summary import scalar
+
             if self._file is None:
                 self._file = _events_file(folder, rows[0][0])
             for done, row in rows:
                 for name, value in numbers(row).items():
-                    self._file.write_event(_event(done, name, value))
+                    self._file.write_event(Event(wall_time=time.time(), step=done, summary=scalar(name, value)))
             self._file.flush()
         except Exception as error:  # of a disk, or of a library whose parts have changed
             self._broken = True
@@ -369,13 +372,6 @@ def _events_file(folder: Path, first: int) -> Any:
     start = SessionLog(status=SessionLog.START)
     file.write_event(Event(wall_time=time.time(), step=first, session_log=start))
     return file
-
-
-def _event(done: int, name: str, value: float) -> Any:
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.summary import scalar
-
-    return Event(wall_time=time.time(), step=done, summary=scalar(name, value))
 
 
 def _kind(kind: type) -> str:
