@@ -79,8 +79,7 @@ def reproduce(
         if cells or methods or dry_run or out or page:
             raise ConfigError("name one table, such as fedsol/table2; flray papers reproduce lists them")
         with declared_only():
-            _list(table, scale, configs, overrides or [], format)
-        return
+            return _list(table, scale, configs, overrides or [], format)
     _check_options(table, scale, concurrency)
     own_modules()
     from flray.reference.plan import configs_folder, forget_experiments, plan

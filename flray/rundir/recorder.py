@@ -128,12 +128,12 @@ class ParquetTable:
             return
         names = dict.fromkeys(itertools.chain.from_iterable(self._new))
         columns = {name: _column([row.get(name) for row in self._new]) for name in names}
-        fields = [
-            pa.field(n, pa.float64() if pa.types.is_null(c.type) and n not in self._schema else c.type)
-            for n, c in columns.items()
-        ]
+        empty = {name for name, column in columns.items() if pa.types.is_null(column.type)}
+        kinds = {
+            n: pa.float64() if n in empty else c.type for n, c in columns.items() if n not in empty & {*self._schema}
+        }
         path = self._path()
-        if self._learn_schema(pa.schema([f for f in fields if not pa.types.is_null(f.type)])):
+        if self._learn_schema(pa.schema([*kinds.items()])):
             for full in self._files():  # they get a new column, and the new type of a changed one
                 if full != path:
                     write_part(full, self._conform(read_part(full)))
