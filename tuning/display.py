@@ -70,13 +70,9 @@ class Display:
 
     def lost(self, key: str, error: str) -> None:
         """The processes of trial `key` were lost too often, the last time with this error of several lines."""
-        self.done += 1
-        self._rounds.pop(key, None)
         reason = [line for line in error.splitlines() if line.strip()][-1].strip()
         reason = reason.removeprefix("flray.core.schema.errors.")
-        self.ended.append(f"failed: its processes were lost too often, the last time with {reason}")
-        self.say(f"{self.label}  trial {key}  {self.ended[-1]}")
-        self._draw()
+        self.ended_with(key, {"status": f"failed: its processes were lost too often, the last time with {reason}"})
 
     def reused(self, key: str, number: int) -> None:
         """A trial that has the value of trial `number`, which has its parameters."""

@@ -24,6 +24,7 @@ from flray.models.weight_files import weights_fingerprint
 from flray.rundir.folder import is_run, to_resume_sweep
 from flray.rundir.lock import FolderLock, check as check_lock
 from flray.rundir.provenance import module_fingerprints
+from flray.rundir.recorder import write_status
 from flray.rundir.uri import join
 from flray.tuning.ablate import run_cells
 from flray.tuning.beginning import NAME, Beginning, alternatives, read_beginning, write_beginning
@@ -171,7 +172,7 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
         starting.join()
     placement = place(first, sweep.concurrency)
     studies = _begin(sweep, folder, lock, resume, fingerprints)
-    _status(folder, f"running: {lock.owner}")
+    write_status(folder, f"running: {lock.owner}")
     try:
         spent = _tune(sweep, folder, studies, placement, progress)
         done = f"{len(studies.ended())} of {sweep.trials * len(studies.groups)} trials"
@@ -182,11 +183,11 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
         write_table(folder)
         if spent is None:
             write_report(folder)
-            _status(folder, f"interrupted after {done}; continue with: {to_resume_sweep(folder)}")
+            write_status(folder, f"interrupted after {done}; continue with: {to_resume_sweep(folder)}")
             return False
         _final(sweep, folder, studies, progress)
         write_report(folder)
-        _status(folder, _ending(folder, studies, spent, done))
+        write_status(folder, _ending(folder, studies, spent, done))
         return True
     except BaseException as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -194,7 +195,7 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
         # a full disk, or another's folder now: the first error is the one to show
         with contextlib.suppress(CheckpointError):
             lock.check()
-            _status(folder, why if "--resume" in why else f"{why}; continue with: {to_resume_sweep(folder)}")
+            write_status(folder, why if "--resume" in why else f"{why}; continue with: {to_resume_sweep(folder)}")
         raise
 
 
@@ -392,10 +393,6 @@ def best(sweep: Sweep, studies: Studies) -> list[tuple[str | None, Any]]:
 
 
 # the folder --------------------------------------------------------------------------------------
-def _status(folder: Path, text: str) -> None:
-    write_text(folder / "STATUS", text + "\n")
-
-
 def resume_sweep(folder: Path, overrides: Sequence[str], imports: Sequence[str] = (), *, progress: bool = True) -> bool:
     """:func:`run_sweep` of the sweep in `folder`; `overrides` may raise its budgets (`trials=40 hours=2`)."""
     check_sweep(folder)

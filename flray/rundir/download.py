@@ -33,15 +33,14 @@ def download(uri: str, root: str | Path = "runs") -> Path:
     with writing(folder, " and give the same command again"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
-            _existing(base, name, temporary).pull((*DRIVER, *SERVER, "STATUS"))
+            existing(uri, temporary).pull((*DRIVER, *SERVER, "STATUS"))
     return folder
 
 
 def fetch(uri: str) -> Path:
     """Update a folder in flray's cache with the run's tables, partition and model. Raises `CheckpointError`."""
-    base, name = split(uri)
-    folder = cache_root() / "runs" / checksum(uri.encode())[:16] / name
-    there = _existing(base, name, folder).pull(READER_FILES, fixed=())  # another run may have this name now
+    folder = cache_root() / "runs" / checksum(uri.encode())[:16] / split(uri)[1]
+    there = existing(uri, folder).pull(READER_FILES, fixed=())  # another run may have this name now
     for kind in READER_FILES:
         for file, _ in list(files(folder, kind)):
             if file not in there:
@@ -49,14 +48,11 @@ def fetch(uri: str) -> Path:
     return folder
 
 
-def existing(uri: str) -> None:
-    """Raises `CheckpointError` if there is no run at this URI, `ConfigError` if it is none."""
+def existing(uri: str, folder: Path | None = None) -> Storage:
+    """The mirror of a run, of which `folder` is a copy. Raises `CheckpointError` if there is no run at this URI,
+    `ConfigError` if it is none."""
     base, name = split(uri)
-    _existing(base, name, Path(f".{name}"))
-
-
-def _existing(base: str, name: str, folder: Path) -> Storage:
-    storage = Storage(base, name, folder)
+    storage = Storage(base, name, folder or Path(f".{name}"))
     if "config.yaml" not in storage.names():
         raise CheckpointError(
             f"{storage.uri} is no run: it has no config.yaml{nearest(name, storage.names(storage.root))}"

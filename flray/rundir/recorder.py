@@ -128,10 +128,9 @@ class ParquetTable:
             return
         names = dict.fromkeys(itertools.chain.from_iterable(self._new))
         columns = {name: _column([row.get(name) for row in self._new]) for name in names}
-        empty = {name for name, column in columns.items() if pa.types.is_null(column.type)}
-        kinds = {
-            n: pa.float64() if n in empty else c.type for n, c in columns.items() if n not in empty & {*self._schema}
-        }
+        kinds = {name: column.type for name, column in columns.items()}
+        for name in [name for name, kind in kinds.items() if pa.types.is_null(kind)]:
+            kinds[name] = self._schema.get(name, pa.float64())
         path = self._path()
         if self._learn_schema(pa.schema([*kinds.items()])):
             for full in self._files():  # they get a new column, and the new type of a changed one

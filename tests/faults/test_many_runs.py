@@ -44,7 +44,7 @@ FINAL = {
     "its first run has ended": Moment("after", f"{DISPLAY}.ended_with", 3),
     "its runs have ended": Moment("after", f"{SWEEP}:run_cells"),
     "before the figures": Moment("before", f"{SWEEP}:write_report"),
-    "before STATUS": Moment("before", f"{SWEEP}:_status", 1),
+    "before STATUS": Moment("before", f"{SWEEP}:write_status", 1),
 }
 
 
