@@ -47,11 +47,8 @@ class Parameter(NamedTuple):
 
 
 class Space(NamedTuple):
-    """A resolved space: the parameters of each algorithm.
-
-    `conditional`: the algorithm is a parameter itself, named `algorithm`, and the parameters of each algorithm are
-    named `ALGORITHM.FIELD`. Otherwise there is one algorithm, and its parameters are named `algorithm.FIELD`.
-    """
+    """The parameters of each algorithm. `conditional`: the algorithm is a parameter itself, and those of each algorithm
+    are named `ALGORITHM.FIELD`; otherwise `algorithm.FIELD`."""
 
     conditional: bool
     parameters: dict[str, tuple[Parameter, ...]]

@@ -33,10 +33,8 @@ class ObjectiveError(ConfigError):
 class Job(NamedTuple):
     """A trial: its `key` in the sweep, its run `folder`, the experiment, and its objectives.
 
-    `rungs` are (round, number of seeds over which a value at that round is the mean); the last one is the last round.
-    Rounds are counted over all tasks: `done` of `rounds/`, a name that Ray Tune uses for something else. `overwrite`:
-    replaces the run that is in the folder when the job is made (known by its inode, `replaces`); a later run there is
-    the job's own.
+    `rungs` are (round over all tasks, number of seeds over which a value there is the mean). `overwrite`: replaces the
+    run that is in the folder when the job is made (known by its inode, `replaces`); a later one is the job's own.
     """
 
     key: str

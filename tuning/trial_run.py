@@ -33,9 +33,8 @@ class TrialRun:
     """A run that is played round by round, paused, and resumed by this process or another.
 
     `row` is the last round's (empty before the first), `sums` the :data:`CUMULATIVE` objectives over all rounds up to
-    it, of a run that has ended also over the beginnings and ends of its tasks, `recent` the last tested values of each
-    :data:`RECENT` one. All are in memory: the recorder writes at most once a second, so files are read only up to a
-    checkpoint, where they are complete.
+    it, of a run that has ended also over its tasks' ends, `recent` the last tested values of each :data:`RECENT` one.
+    Files, which the recorder writes with a delay, are read only up to a checkpoint.
     """
 
     def __init__(

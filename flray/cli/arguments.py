@@ -163,13 +163,6 @@ def own_modules() -> None:
         sys.path.insert(0, here)
 
 
-def import_modules(modules: list[str] | None) -> None:
-    from flray.core.schema.registry import imported
-
-    for module in modules or []:
-        imported(module, f"--import {module}")
-
-
 def is_sweep(file: Path) -> bool:
     """Whether a YAML file is one of a sweep: it has a section `experiment`."""
     from flray.config.read import read_yaml

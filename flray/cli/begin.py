@@ -55,7 +55,9 @@ def init(
     chosen, parts = paper or [], [part.value for part in own or []]
     if parts and (chosen or notebooks):
         raise ConfigError("--own is for a folder of its own; leave --paper and --notebooks out")
-    files = _papers([name.value for name in (Paper if notebooks else chosen)]) | (_notebooks() if notebooks else {})
+    files = _papers([name.value for name in (Paper if notebooks else chosen)])
+    if notebooks:
+        files |= {path: Path("notebooks") / path.name for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
     if not files:
         files = {path: Path(path.name) for path in FIRST if not parts or path.suffix == ".yaml"}
         files |= {INIT / name: Path(name) for part in parts for name in _template(part)}
@@ -109,10 +111,6 @@ def _papers(names: Sequence[str]) -> dict[Path, Path]:
             if path.suffix in (".yaml", ".md"):
                 copies[path] = "configs" / path.relative_to(CONFIGS)
     return copies
-
-
-def _notebooks() -> dict[Path, Path]:
-    return {path: Path("notebooks") / path.name for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
 
 
 def runs(

@@ -94,8 +94,12 @@ def figure(
     """
     if kind == "sweep":  # its pictures are in its folder
         refuse_unused(ctx, ("kind", "folders"), "flray figure sweep")
-        for folder in folders:
-            _sweep_report(Path(folder))
+        from flray.tuning.report import write_report
+
+        for report in map(write_report, map(Path, folders)):
+            write("\n".join(map(str, (report.table, *report.figures))))
+            for reason in report.skipped:
+                LOGGER.warning(f"left out: {reason}")
         return
     if kind not in KINDS:
         raise unknown_kind(kind, FIGURES)
@@ -108,13 +112,3 @@ def figure(
     check_out(kind, out, style, options)  # an error before anything is read
     _, paths = draw(kind, runs_in(folders, sound_only=True), out, style, **options)
     write("\n".join(map(str, paths)))
-
-
-def _sweep_report(folder: Path) -> None:
-    """The sweep's table and figures again; a warning for each figure that cannot be drawn."""
-    from flray.tuning.report import write_report
-
-    report = write_report(folder)
-    write("\n".join(map(str, (report.table, *report.figures))))
-    for reason in report.skipped:
-        LOGGER.warning(f"left out: {reason}")

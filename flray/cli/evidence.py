@@ -77,10 +77,7 @@ def evidence(
 
 
 def _run(cells: list[tuple[Experiment, Path]], root: Path, dry_run: bool) -> None:
-    """Run the unfinished cells one after the other. Raises the last error after all others were tried.
-
-    A second process may do the same: the lock of a run folder gives it the next cell, with an error for the other.
-    """
+    """Run the unfinished cells one after the other. Raises the last error after all others were tried."""
     from flray.config.grid import cell_status
 
     if dry_run:

@@ -17,7 +17,6 @@ from flray.cli.arguments import (
     complete_kind,
     complete_metric,
     complete_name,
-    import_modules,
     own_modules,
 )
 from flray.cli.output import (
@@ -58,9 +57,11 @@ def list_(
     `flray list algorithms`: in groups. `flray list config evaluate`: the keys of a section.
     """
     from flray.config.declared import declared_only
+    from flray.core.schema.registry import imported
 
     own_modules()
-    import_modules(imports)
+    for module in imports or []:
+        imported(module, f"--import {module}")
     with declared_only():
         _print_list(kind, name, format)
 

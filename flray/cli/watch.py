@@ -160,9 +160,7 @@ def _last(run: Run) -> str:
 # several runs -------------------------------------------------------------------------------------
 def _of_many(places: Sequence[str], every: float, page: Path | None) -> bool:
     """Shows the runs in and below `places` until all have ended; `page`: a file that is written as rounds arrive.
-
-    Returns whether all finished or diverged.
-    """
+    Returns whether all finished or diverged."""
     from flray.results.watching import overviews, row_of
 
     paper = _Paper(places, page, every)

@@ -350,9 +350,9 @@ def runs_below(folder: str | Path) -> list[str | Path]:
     Of a sweep its final runs, or its trials while there are none: trials are tested on held-out data and final runs on
     the test set, so the two are never mixed. A storage has no file of a sweep itself: there it is two folders `final`
     and `trials`, with the names that a sweep gives to final runs. A folder with a `config.yaml` alone is a run that
-    lost its other files, unless there are runs in it: then the file is a configuration of the user's. A link to a run
-    is no second one. Skips folders of this machine that cannot be read and MLflow's artifacts. Raises `CheckpointError`
-    for a storage that cannot be read and for more than `MAX_FOLDERS`.
+    lost its other files, unless there are runs in it. A link to a run is no second one. Skips folders of this machine
+    that cannot be read and MLflow's artifacts. Raises `CheckpointError` for a storage that cannot be read and for more
+    than `MAX_FOLDERS`.
     """
     from flray.rundir.download import listing
     from flray.rundir.folder import has_run, has_sweep
