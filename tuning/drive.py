@@ -260,7 +260,6 @@ def drive(
 
 @contextlib.contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """A block for one thread at a time."""
     if not _driving.acquire(blocking=False):
         LOGGER.info(f"{folder} waits for another sweep or grid of this process")
         _driving.acquire()
@@ -322,8 +321,6 @@ class Stateless(Searcher):
 
 
 class Cells(Stateless):
-    """A list of jobs."""
-
     def __init__(self, jobs: Sequence[Job]) -> None:
         super().__init__()
         self._jobs = list(jobs)

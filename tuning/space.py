@@ -293,7 +293,6 @@ def _drafts(forms: Mapping[str, Any], algorithm: str, conditional: bool) -> list
 
 
 def _declared(where: str, name: str, hp: Hyperparameter | None) -> Domain:
-    """The declared space for `auto`."""
     if hp is None or hp.space is None:
         what = f"auto, but no search space is declared for {name}"
         raise ConfigError(f"space.{where}: {what}; write {name}: [VALUE, ...], or a range: {{linear: [LOW, HIGH]}}")

@@ -116,7 +116,6 @@ class StudySearcher(Stateless):
         return self._config(key, overrides, folder)
 
     def _next(self) -> tuple[str, dict[str, Any], Path] | None:
-        """A trial that is to be trained."""
         while not self._stopping():
             suggested = self.studies.next(self._spent())
             if suggested is None or not self.studies.spared(suggested[0]):

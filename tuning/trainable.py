@@ -84,7 +84,6 @@ class Trial(tune.Trainable):
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Starts the next trial in the same processes."""
         try:
             self._pause()
         except Exception as error:
@@ -111,7 +110,6 @@ class Trial(tune.Trainable):
         self._judged = 0  # the last round that was reported
 
     def _run(self, index: int) -> TrialRun:
-        """The run of the trial's seed number `index`."""
         for new in range(len(self._runs), index + 1):
             seeded = self.experiment.model_copy(update={"seed": self.experiment.seed + new})
             folder = Path(self.job.folder + (f"-seed{new}" if new else ""))

@@ -153,7 +153,6 @@ def _short(value: Any) -> str:
 
 
 def state(trial: FrozenTrial) -> str:
-    """finished, pruned, failed, diverged, running or waiting."""
     if str(trial.user_attrs.get("status", "")).startswith("diverged"):
         return "diverged"
     return STATES[trial.state.name]
@@ -167,7 +166,6 @@ def _value(trial: FrozenTrial, place: int) -> float:
 
 
 def _kind(distribution: BaseDistribution) -> str:
-    """The dtype of a parameter's column."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     if not isinstance(distribution, CategoricalDistribution):

@@ -194,7 +194,6 @@ def _essentials(run: Run) -> dict[str, Any]:
 
 
 def _record(place: str | Path) -> dict[str, Any]:
-    """One run; if it is damaged, its status says so."""
     from flray.core.schema.errors import CheckpointError
     from flray.results.tables import planned_rounds, settings
     from flray.rundir.reader import Run
@@ -223,7 +222,6 @@ def _record(place: str | Path) -> dict[str, Any]:
 
 
 def _row(record: dict[str, Any]) -> dict[str, str]:
-    """A record as a person reads it."""
     from flray.algorithms import as_written
 
     damaged = record["status"].startswith("damaged")

@@ -91,7 +91,6 @@ def _check_paper(format: str, style: str | None, given: Mapping[str, object]) ->
 
 
 def _write_paper(compared: Comparison, format: str) -> None:
-    """The table for a paper, in LaTeX or Markdown."""
     from flray.results.answers import held_out
     from flray.results.paper_tables import latex_table, paper_table
     from flray.results.rendering import to_markdown

@@ -97,7 +97,6 @@ def other_algorithm(experiment: Any) -> str:
 
 
 def report_grid(frame: Any, root: Path) -> None:
-    """The table of a grid, where its runs are, and what to try next."""
     from flray.results.tables import keys_of, settings_of
     from flray.rundir.reader import Run as RunReader
 

@@ -34,7 +34,6 @@ _failed = False  # and not only because its reader has ended, which is no fault
 
 
 def write(text: object = "", end: str = "\n") -> None:
-    """A result of the command, on stdout."""
     with _harmless():
         print(printable(str(text)), end=end)
 
@@ -83,7 +82,6 @@ def check_format(format: str, allowed: Sequence[str] = ("table", "json")) -> str
 
 
 def write_rows(rows: Rows, title: str, format: str = "table") -> None:
-    """Records as a table, as Markdown or as a JSON list."""
     if format == "json":
         write_json(list(rows))
     elif format == "markdown":
@@ -214,7 +212,6 @@ def print_rows(rows: Rows, title: str) -> None:
 
 # tables of runs -----------------------------------------------------------------------------------
 def print_comparison(frame: pandas.DataFrame, metric: str = "test/acc", against: str | None = None) -> None:
-    """The runs of `compare`'s table as `flray compare` prints them."""
     from flray.results import render
     from flray.results.comparison import Comparison
     from flray.rundir.reader import Run

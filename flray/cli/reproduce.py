@@ -161,7 +161,6 @@ def _judge(
     again: str,
     page: Path | None,
 ) -> None:
-    """Print and write our numbers beside the paper's, with a verdict for each cell."""
     from flray.reference.evidence_page import ladder_sentence
     from flray.reference.outcome import counts, in_common, judge, put_on_page, render, table_of, write as write_results
     from flray.reference.verdict import MARGIN

@@ -139,7 +139,6 @@ def _suggest_after_ablation(root: Path, swept: list[str], seeds: list[int]) -> N
 
 
 def _report(folder: Path, stopped: bool) -> None:
-    """The best trials, the final table, and what to open next."""
     from flray.results import render
     from flray.results.answers import verdict
     from flray.results.paired import caption

@@ -82,7 +82,6 @@ def checkpoints(folder: Path, at_most: int | None = None, after: Sequence[Phase]
 
 
 def rounds_done(path: Path) -> int:
-    """The number in a checkpoint folder's name."""
     return int(path.name.split("-")[1])
 
 
@@ -91,7 +90,6 @@ def _phase(path: Path) -> Phase:
 
 
 def order(path: Path) -> int:
-    """`Position.order` of a checkpoint folder."""
     return Position(0, 0, rounds_done(path), _phase(path)).order
 
 

@@ -28,7 +28,6 @@ _named: set[Path] = set()  # folders that `unused_folder` made for runs of this 
 
 
 def is_run(folder: Path) -> bool:
-    """Whether the folder contains a run."""
     return has_run(lambda name: (folder / name).is_file())
 
 
@@ -39,7 +38,6 @@ def has_run(has: Callable[[str], bool]) -> bool:
 
 
 def holds_sweep(folder: Path) -> bool:
-    """Whether the folder is that of a sweep."""
     return has_sweep(lambda name: (folder / name).is_file())
 
 

@@ -85,7 +85,6 @@ class FolderLock:
         check(self.folder, self.owner.id)
 
     def folder_renamed(self, folder: Path) -> None:
-        """The folder has another name now."""
         self.folder = folder
 
     def release(self) -> None:

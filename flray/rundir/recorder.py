@@ -343,7 +343,6 @@ class Recorder:
         return {table.folder.relative_to(self.folder).as_posix(): table.count() for table in self._tables}
 
     def folder_renamed(self, folder: Path) -> None:
-        """The run folder has another name now."""
         for table in self._tables:
             table.folder = folder / table.folder.relative_to(self.folder)
         self.folder = folder

@@ -72,7 +72,6 @@ class Storage:
         return None if base is None else cls(base, name or folder.absolute().name, folder)
 
     def folder_renamed(self, folder: Path) -> None:
-        """The run folder has another name now."""
         self.folder = folder
 
     # before the first round ---------------------------------------------------------------------

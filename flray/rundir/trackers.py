@@ -80,7 +80,6 @@ class Trackers:
             worker.wait(until)
 
     def folder_renamed(self, folder: Path) -> None:
-        """The run folder has another name now."""
         for worker in self._workers:
             worker.folder = folder
 
