@@ -6,7 +6,6 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from flray.engine.progress import LINE_EVERY_S, Cell, terminal_bar
@@ -36,9 +35,7 @@ class Display:
             self._bar, self._task = terminal_bar(self.label, self.total, self.done, left=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

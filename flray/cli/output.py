@@ -74,11 +74,10 @@ def suggest(commands: Iterable[str]) -> None:
 
 
 # records ------------------------------------------------------------------------------------------
-def check_format(format: str, allowed: Sequence[str] = ("table", "json")) -> str:
-    """The format. Raises `ConfigError` with the nearest one."""
+def check_format(format: str, allowed: Sequence[str] = ("table", "json")) -> None:
+    """Raises `ConfigError` with the nearest format for an unknown one."""
     if format not in allowed:
         raise unknown("--format", format, allowed)
-    return format
 
 
 def write_rows(rows: Rows, title: str, format: str = "table") -> None:

@@ -68,7 +68,7 @@ class RunFolder:
         # absolute: the user's code may change the working directory of its process
         self.target, self.path, self._locks, self._created = target.absolute(), path.absolute(), locks, created
         for lock in locks:
-            lock.folder_renamed(lock.folder.absolute())
+            lock.folder = lock.folder.absolute()
         self._parent = target.parent  # as it was given
         self._begun = False  # the folder contains a run of its own
 
@@ -159,8 +159,8 @@ class RunFolder:
         self.path = self.target
         before, own = self._locks
         self._locks = [own]
-        own.folder_renamed(self.target)
-        before.folder_renamed(old)
+        own.folder = self.target
+        before.folder = old
         before.release()
         discard(old, self.target)
 

@@ -84,9 +84,6 @@ class FolderLock:
         """Raises `FolderLostError` if this process no longer has the lock."""
         check(self.folder, self.owner.id)
 
-    def folder_renamed(self, folder: Path) -> None:
-        self.folder = folder
-
     def release(self) -> None:
         """Remove the lock, if it is still this process's own."""
         self._over.set()

@@ -37,7 +37,7 @@ def test_a_stale_name_on_a_shared_disk_costs_the_new_run_nothing(tmp_path, seen)
         (tmp_path / "unseen").rename(aside / NAME)
     mine.stored.save(2)
     aside.rename(target)
-    lock.folder_renamed(target)
+    lock.folder = target
     aside.mkdir()
     mine.stored.folder_renamed(target)
     assert mine.stored.store.folder == target and [path.name for path in checkpoint.checkpoints(target)] == [
