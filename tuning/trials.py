@@ -145,11 +145,8 @@ def parameters(frame: pandas.DataFrame) -> list[str]:
 def describe_parameters(frame: pandas.DataFrame, index: Any) -> str:
     """A trial's parameters in short: `rho=0.512, perturb=head`."""
     row = frame.loc[index, parameters(frame)].dropna()
-    return ", ".join(f"{name.rpartition('.')[2]}={_short(value)}" for name, value in row.items())
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    texts = {name: f"{value:.3g}" if isinstance(value, float) else str(value) for name, value in row.items()}
+    return ", ".join(f"{name.rpartition('.')[2]}={text}" for name, text in texts.items())
 
 
 def state(trial: FrozenTrial) -> str:
