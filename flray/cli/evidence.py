@@ -51,26 +51,24 @@ def evidence(
     writes what has finished into the table. The same three with `--detectors` are about the detectors of vanished
     classes.
     """
-    from flray.reference import evidence as of_papers
+    from flray.reference import evidence as of
     from flray.reference.evidence_page import write_page
     from flray.reference.plan import configs_folder
 
     if (setting or dry_run) and run is None:
         raise ConfigError("--setting and --dry-run choose runs: add --run FOLDER")
-    source, default, keys = of_papers.CLAIMS, of_papers.TABLE, of_papers.KEYS
-    if detectors:
-        source, default, keys = of_papers.DETECTORS, of_papers.SCORES, of_papers.SCORED
-    content = of_papers.evidence(claims or source).model_copy(update={"detectors": detectors})
+    source, default, keys = (of.DETECTORS, of.SCORES, of.SCORED) if detectors else (of.CLAIMS, of.TABLE, of.KEYS)
+    content = of.evidence(claims or source).model_copy(update={"detectors": detectors})
     home = configs_folder(configs)
     place = table or (Path(default.name) if is_installed(home) and collect is not None else default)
     if run is not None:
         own_modules()
-        _run(list(of_papers.planned(results_folder(run, None), home, content, setting or [])), run, dry_run)
+        _run(list(of.planned(results_folder(run, None), home, content, setting or [])), run, dry_run)
         return
     if collect is not None:
-        of_papers.add_runs(collect, place, keys, home, content)
-    known = of_papers.read_table(place, keys)
-    of_papers.check_read(known, content, home)
+        of.add_runs(collect, place, keys, home, content)
+    known = of.read_table(place, keys)
+    of.check_read(known, content, home)
     paths = write_page(page or Path(f"{source.stem}.md"), known, content)
     write(f"table:   {place}, {len(known[['setting', 'run', 'seed']].drop_duplicates())} runs")
     write(f"page:    {', '.join(map(str, paths))}")
