@@ -17,6 +17,7 @@ from flray.core.messages import Record, to_torch
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.protocol.exchange import Exchange
 from flray.engine import cohort as cohorts, local_executor as local
+from flray.engine.arrivals import Participation
 from flray.engine.client import Client, ClientResult
 from flray.engine.exchanges import Chunk, ExchangePlan, Turn
 from flray.engine.prepare import build_data, build_scenario
@@ -130,6 +131,8 @@ class Local:
         store = RunStore(experiment, folder)
         runtime = Runtime(experiment, TaskSummary.of(self.scenario), device)
         self.server = Server(runtime, store.clients, store.progress)
+        planned_work, stateful = self.server.planned_work, self.server.stateful
+        self.participation = Participation(experiment, self.scenario, planned_work, stateful)
         self.watch = watch or (lambda name, function, *arguments: function(*arguments))
         self.executor = Executor(self.server, store, self.watch)
         self.position = START
@@ -164,18 +167,12 @@ class Local:
         return schedule(self.position, self.experiment.rounds, len(self.scenario.stages))
 
     def exchanges(self, clock: Clock) -> None:
-        members = self.scenario.members(clock.task)
-        drawn = np.asarray(members, dtype=np.int64)
-        if clock.phase == "round":
-            drawn = cohorts.draw_cohort(self.experiment, clock, members)[1]
+        cohort = self.participation.delivering(clock) if clock.phase == "round" else None
         row: dict[str, Any] = {"down": 0, "up": 0}
         self.executor.sent.update(up=0, down=0)
 
-        def turns(plan: ExchangePlan, now: Clock) -> list[Turn]:
-            exchange = plan.exchange
-            clients = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
-            way = (self.chunks, None, plan.uplink, plan.even_empty)
-            return cohorts.turns(self.scenario, self.experiment.algorithm, clients, now, exchange, *way)[0]
+        def turns(plan: ExchangePlan) -> list[Turn]:
+            return self.participation.turns(plan, cohort, self.chunks)[1]
 
         played = False
         for exchanged in transact(self.executor, clock, turns):

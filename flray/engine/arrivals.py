@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,11 +17,20 @@ from flray.core.protocol.generators import preserve_globals
 from flray.engine import cohort as cohorts
 from flray.engine.blame import errors_of
 from flray.engine.client import Client
-from flray.engine.exchanges import Chunk
+from flray.engine.exchanges import Chunk, ExchangePlan, Turn
 from flray.engine.flops import count_step_flops
 from flray.engine.message_sizes import client_sizes, first_broadcast
 from flray.engine.runtime import Runtime
-from flray.engine.tickets import NobodyComesError, Schedule, Ticket, draw, next_arrival, planned_steps, who_is_there
+from flray.engine.tickets import (
+    NobodyComesError,
+    Schedule,
+    ServerStep,
+    Ticket,
+    draw,
+    next_arrival,
+    planned_steps,
+    who_is_there,
+)
 from flray.scenario import Scenario, Work
 
 
@@ -68,23 +78,77 @@ class InTime(NamedTuple):
     work: tuple[Delivery, ...] = ()
 
 
-def deliveries(experiment: Experiment, scenario: Scenario, work: Work, rounds: int) -> Iterator[list[Delivery]]:
-    """The work of the clients of each round, or of those whose updates a server step gets or loses."""
-    if experiment.coordination.size is not None:
-        schedule = Schedule(experiment, scenario, work)
+class Participation:
+    """Which clients take part in the exchanges of a run, in which chunks, and when they deliver."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        scenario: Scenario,
+        planned_work: Callable[[Chunk], Work],
+        stateful: Callable[[], Sequence[int]],
+    ) -> None:
+        """`planned_work`, `stateful`: those of :class:`Server`, wherever it is."""
+        self.experiment, self.scenario = experiment, scenario
+        self._planned_work, self._stateful = planned_work, stateful
+
+    def _work(self) -> Work:
+        return self._planned_work(cohorts.costliest_client(self.experiment, self.scenario))
+
+    @functools.cached_property
+    def arrivals(self) -> Arrivals:
+        return Arrivals(self.experiment, self.scenario, self._work())
+
+    @functools.cached_property
+    def steps(self) -> Schedule:
+        return Schedule(self.experiment, self.scenario, self._work())
+
+    def step(self, clock: Clock) -> ServerStep | None:
+        """The server step at this moment; None: it is no round under `coordination: buffered`."""
+        buffered = self.experiment.coordination.size is not None and clock.phase == "round"
+        return self.steps.step(clock.done) if buffered else None
+
+    def held(self, clock: Clock) -> tuple[int, ...]:
+        """The versions of the clients that are at work after this moment."""
+        return () if (step := self.step(clock)) is None else step.held
+
+    def delivering(self, clock: Clock) -> np.ndarray:
+        """Ids `[K]` of the clients that deliver in a round, in cohort order."""
+        if (step := self.step(clock)) is not None:
+            return np.array([ticket.client for ticket in step.tickets], dtype=np.int64)
+        if self.scenario.devices is not None:
+            return self.arrivals.of_round(clock).clients
+        return cohorts.draw_cohort(self.experiment, clock, self.scenario.members(clock.task), self.scenario.cohorts)[1]
+
+    def turns(
+        self, plan: ExchangePlan, cohort: np.ndarray | None, num_chunks: int
+    ) -> tuple[np.ndarray, list[Turn], int]:
+        """(the clients that an exchange names, its turns, the number of these clients without a sample). `cohort`: the
+        clients that deliver; None: all with samples in the task."""
+        clock, exchange, members = plan.clock, plan.exchange, self.scenario.members(plan.clock.task)
+        drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
+        if (step := self.step(clock)) is not None:
+            turn = cohorts.turn_of_step(self.experiment, self.scenario, clock, step, num_chunks, plan.uplink)
+            return drawn, [turn], 0
+        clients = cohorts.participants(exchange, clock, drawn, members, self._stateful, self.experiment.seed)
+        timed = self.scenario.devices is not None and clock.phase == "round"
+        taken = self.arrivals.of_round(clock).taken if timed else None
+        way = num_chunks, self.scenario.batch_orders, plan.uplink, plan.even_empty, taken
+        return clients, *cohorts.turns(self.scenario, self.experiment.algorithm, clients, clock, exchange, *way)
+
+    def deliveries(self, rounds: int) -> Iterator[list[Delivery]]:
+        """The work of the clients of each of the first rounds, or of those whose updates a server step gets or
+        loses."""
         for number in range(rounds):
-            step = schedule.step(number)
-            parts: tuple[tuple[Fate, list[Ticket]], ...] = (
-                ("delivers", step.tickets), ("too old", step.stale), ("leaves", step.lost)
-            )  # fmt: skip
-            yield [Delivery(t.client, t.began, t.arrives, fate) for fate, tickets in parts for t in tickets]
-        return
-    arrivals = Arrivals(experiment, scenario, work)
-    for number in range(rounds):
-        clock = Clock(0, number, done=number)
-        begins = arrivals.elapsed(clock)
-        found = arrivals.of_round(clock)
-        yield [one._replace(began=begins + one.began, until=begins + one.until) for one in found.work]
+            clock = Clock(0, number, done=number)
+            if (step := self.step(clock)) is not None:
+                parts: tuple[tuple[Fate, list[Ticket]], ...] = (
+                    ("delivers", step.tickets), ("too old", step.stale), ("leaves", step.lost)
+                )  # fmt: skip
+                yield [Delivery(t.client, t.began, t.arrives, fate) for fate, tickets in parts for t in tickets]
+            else:
+                begins, work = self.arrivals.elapsed(clock), self.arrivals.of_round(clock).work
+                yield [one._replace(began=begins + one.began, until=begins + one.until) for one in work]
 
 
 class Arrivals:
@@ -94,18 +158,13 @@ class Arrivals:
         assert scenario.devices is not None
         self._experiment, self._scenario, self._devices, self._work = experiment, scenario, scenario.devices, work
         self._elapsed = [0.0]  # seconds before each round
-        self._last: tuple[Clock | None, InTime | None] = (
-            None,
-            None,
-        )  # a run asks twice for a round
+        self._last: tuple[Clock, InTime] | None = None  # a run asks twice for a round
 
     def of_round(self, clock: Clock) -> InTime:
         """Those of the clients drawn for a round that deliver as `coordination` says."""
-        if self._last[0] != clock.transaction:
+        if self._last is None or self._last[0] != clock.transaction:
             self._last = clock.transaction, self._of_round(clock)
-        found = self._last[1]
-        assert found is not None
-        return found
+        return self._last[1]
 
     def _of_round(self, clock: Clock) -> InTime:
         experiment, algorithm = self._experiment, self._experiment.algorithm

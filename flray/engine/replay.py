@@ -24,8 +24,8 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.probe import Observer, Probe, RoundView
 from flray.core.schema.errors import CheckpointError, ClientError, ConfigError, warn
 from flray.data import load_dataset
-from flray.engine import cohort as cohorts, devices
-from flray.engine.arrivals import Arrivals, Delivery, InTime, deliveries
+from flray.engine import devices
+from flray.engine.arrivals import Delivery, Participation
 from flray.engine.client import ClientRun, in_folder
 from flray.engine.devices import arithmetic
 from flray.engine.exchanges import Chunk, ExchangePlan, Turn
@@ -36,12 +36,11 @@ from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
 from flray.engine.this_process import as_in_a_run, compute
-from flray.engine.tickets import Schedule, ServerStep
 from flray.rundir import checkpoint
 from flray.rundir.provenance import changed_sources
 from flray.rundir.reader import Run, load_federated
 from flray.rundir.run_store import RunStore
-from flray.scenario import Scenario, Work
+from flray.scenario import Scenario
 
 
 class Replay:
@@ -67,8 +66,8 @@ class Replay:
         if computed != here:
             warn(f"{folder}: the run computed with {computed}, this replay with {here}: its bits differ")
         self.position = START
-        self._arrivals: Arrivals | None = None  # on the virtual clock, once they are asked for
-        self._steps: Schedule | None = None  # the same under `coordination: buffered`
+        planned_work = functools.partial(self.executor.call, Server.planned_work)
+        self._participation = Participation(self.experiment, self.scenario, planned_work, self.server.stateful)
         self._initial = self.server.snapshot()
 
     @property
@@ -106,7 +105,7 @@ class Replay:
 
     def cohort(self) -> np.ndarray:
         """Ids `[K]` of the clients that deliver in the next round, in cohort order."""
-        return self._cohort(self.next_round())
+        return self._participation.delivering(self.next_round())
 
     def clients(self, only: int | None = None) -> Iterator[tuple[int, Any, dict[str, Any]]]:
         """Yields (client, update, row) of the next round's first exchange with clients; `only`: of this client.
@@ -117,19 +116,19 @@ class Replay:
         clock = self.next_round()
         while next(self._schedule()).phase != "round":
             self._step()  # the end of a task and the beginning of the next one come before its first round
-        members = self._cohort(clock)
+        members = self._participation.delivering(clock)
         if only is not None and only not in members:
             raise ConfigError(
                 f"client {only} is not in the cohort of round {self.round + 1}: {', '.join(map(str, members))}"
             )
         plan = self.executor.plan(clock)
         while plan is not None and plan.exchange.who == "nobody":  # the server's own work comes before the clients'
-            self.executor.run(plan, self._turns(plan, clock, members)[0])
+            self.executor.run(plan, self._turns(plan, members)[0])
             clock = clock._replace(exchange=clock.exchange + 1)
             plan = self.executor.plan(clock)
         if plan is None:
             return
-        for turn in self._turns(plan, clock, members):
+        for turn in self._turns(plan, members):
             broadcast = self._broadcast(turn.clock, plan.exchange)
             for chunk in turn.chunks:
                 if chunk.version is not None:
@@ -191,55 +190,23 @@ class Replay:
     def _schedule(self) -> Iterator[Clock]:
         return schedule(self.position, self.experiment.rounds, len(self.scenario.stages))
 
-    def _cohort(self, clock: Clock) -> np.ndarray:
-        if self.experiment.coordination.size is not None:
-            return np.array([ticket.client for ticket in self._step_at(clock).tickets], dtype=np.int64)
-        if self.scenario.devices is not None:
-            return self._in_time(clock).clients
-        members = self.scenario.members(clock.task)
-        return cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)[1]
-
-    def _in_time(self, clock: Clock) -> InTime:
-        if self._arrivals is None:
-            self._arrivals = Arrivals(self.experiment, self.scenario, self._planned_work())
-        return self._arrivals.of_round(clock)
-
     def deliveries(self, rounds: int) -> list[list[Delivery]]:
         """The work of clients on the virtual clock in the first rounds. Raises `ConfigError` for a run without it."""
         if self.scenario.devices is None:
             raise ConfigError("the run has no virtual clock; set devices, e.g. devices={speed: equal}")
-        return list(deliveries(self.experiment, self.scenario, self._planned_work(), rounds))
+        return list(self._participation.deliveries(rounds))
 
-    def _planned_work(self) -> Work:
-        return self.executor.call(Server.planned_work, cohorts.costliest_client(self.experiment, self.scenario))
-
-    def _step_at(self, clock: Clock) -> ServerStep:
-        if self._steps is None:
-            self._steps = Schedule(self.experiment, self.scenario, self._planned_work())
-        return self._steps.step(clock.done)
-
-    def _turns(self, plan: ExchangePlan, clock: Clock, cohort: np.ndarray) -> list[Turn]:
-        if self.experiment.coordination.size is not None and clock.phase == "round":
-            step = self._step_at(clock)
-            return [cohorts.turn_of_step(self.experiment, self.scenario, clock, step, 1, plan.uplink)]
-        members, seed, exchange = self.scenario.members(clock.task), self.experiment.seed, plan.exchange
-        clients = cohorts.participants(exchange, clock, cohort, members, self.server.stateful, seed)
-        algorithm, orders = self.experiment.algorithm, self.scenario.batch_orders
-        timed = self.scenario.devices is not None and clock.phase == "round"
-        taken = self._in_time(clock).taken if timed else None
-        way = (1, orders, plan.uplink, plan.even_empty, taken)
-        return cohorts.turns(self.scenario, algorithm, clients, clock, exchange, *way)[0]
+    def _turns(self, plan: ExchangePlan, cohort: np.ndarray | None) -> list[Turn]:
+        return self._participation.turns(plan, cohort, self.executor.num_chunks)[1]
 
     def _step(self) -> None:
         """The next transaction: a round, the beginning or the end of a task."""
         clock = next(self._schedule())
-        members = self.scenario.members(clock.task)
-        cohort = self._cohort(clock) if clock.phase == "round" else np.asarray(members, dtype=np.int64)
-        for _ in transact(self.executor, clock, lambda plan, now: self._turns(plan, now, cohort)):
+        cohort = self._participation.delivering(clock) if clock.phase == "round" else None
+        for _ in transact(self.executor, clock, lambda plan: self._turns(plan, cohort)):
             pass
         self.position = clock.complete
-        buffered = self.experiment.coordination.size is not None and clock.phase == "round"
-        self.server.commit(self.position, self._step_at(clock).held if buffered else ())
+        self.server.commit(self.position, self._participation.held(clock))
 
 
 @as_in_a_run

@@ -177,14 +177,14 @@ def orders(
 
 
 def transact(
-    executor: Executor, clock: Clock, turns: Callable[[ExchangePlan, Clock], list[Turn]]
+    executor: Executor, clock: Clock, turns: Callable[[ExchangePlan], list[Turn]]
 ) -> Iterator[FinishedExchange]:
     """Yields every exchange of the transaction that begins at `clock`, when it is finished.
 
-    `turns(plan, clock)`: the turns of a planned exchange, in order.
+    `turns(plan)`: the turns of a planned exchange, in order.
     """
     while (plan := executor.plan(clock)) is not None:
-        exchange = FinishedExchange(plan, turns(plan, clock), [], [])
+        exchange = FinishedExchange(plan, turns(plan), [], [])
         clock = clock._replace(exchange=clock.exchange + 1)
         exchange.results.extend(executor.run(*order) for order in orders(executor, exchange, [clock]))
         yield exchange

@@ -38,12 +38,12 @@ from flray.core.schema.errors import (
 )
 from flray.data import Dataset
 from flray.engine import cohort as cohorts
-from flray.engine.arrivals import Arrivals, InTime
+from flray.engine.arrivals import Participation
 from flray.engine.blame import server_never_started
 from flray.engine.client import in_folder
 from flray.engine.counts import TestCounts, add_test_sums
 from flray.engine.evaluate import evaluate_personal, personal_columns
-from flray.engine.exchanges import ExchangePlan, Turn
+from flray.engine.exchanges import Chunk, ExchangePlan, Turn
 from flray.engine.flops import StepFlops, largest_client, step_kind
 from flray.engine.prepare import stored_scenario
 from flray.engine.progress import Progress, line, stage
@@ -51,7 +51,7 @@ from flray.engine.rounds import Executor, FinishedExchange, add_sent, orders
 from flray.engine.server import Server
 from flray.engine.stored_server import StoredServer
 from flray.engine.summary import collapse_reason, final_tests, untrained_reason
-from flray.engine.tickets import NobodyComesError, Schedule
+from flray.engine.tickets import NobodyComesError, ServerStep
 from flray.engine.trace import unprofiled
 from flray.files import checksum, quoted, write_text
 from flray.models.weight_files import weights_fingerprint
@@ -124,8 +124,7 @@ class Simulation:
         self._resumable = False  # STATUS says `running`
         self._ended = ""  # STATUS of a run that had ended before a resume, which has no round to run
         self._flops: dict[tuple[Any, ...], StepFlops] = {}  # of a local step, by its kind
-        self._arrivals: Arrivals | None = None  # on the virtual clock; None: not planned, or there is no clock
-        self._schedule: Schedule | None = None  # the same under `coordination: buffered`
+        self._participation = Participation(experiment, self.scenario, self._planned_work, self._stateful)
         self._rounds = experiment.rounds  # of a task; those that end in time, once `until` is planned
         self._foreseen: tuple[np.ndarray, list[Turn], int] | None = None  # of the next round, see `_participants`
         self._probes_rounds = any("round" in probe.at for probe in experiment.probes().values())
@@ -233,7 +232,7 @@ class Simulation:
         facts = dict(executor.facts)
         if attempt == 0 and facts["starts_from"] is not None:
             line(f"model {self.experiment.model.name} starts from {facts['starts_from']}", progress)
-        self._rounds = self._rounds_in_time(executor)
+        self._rounds = self._rounds_in_time()
         fixed = checksum(json.dumps(facts.pop("fixed_tensors"), sort_keys=True).encode())
         clients = [p["arithmetic"] for p in facts.get("processes", ()) if "arithmetic" in p]  # the first is there
         # before the initial weights, which another processor may draw otherwise
@@ -247,7 +246,7 @@ class Simulation:
             executor.call_store(StoredServer.probe_storage)  # the server's node may have no credentials
         return self._restore(executor, facts, resume or attempt > 0, before)
 
-    def _rounds_in_time(self, executor: Executor) -> int:
+    def _rounds_in_time(self) -> int:
         """The number of rounds of the run, of which the last ends at `until.virtual_s` or before.
 
         Raises `ConfigError` if none does; without `until`, if a trace of availability ends before the last round. Warns
@@ -257,12 +256,12 @@ class Simulation:
         if not rounds or (until is None and (devices is None or devices.availability.file is None)):
             return rounds
         limit = math.inf if until is None else until.virtual_s
-        buffered = self.experiment.coordination.size is not None
 
         def end(round: int) -> float:
-            if buffered:
-                return self._planned_steps(executor).step(round).seconds
-            return self._planned_arrivals(executor).elapsed(Clock(0, round + 1, done=round + 1))
+            step = self._participation.step(Clock(0, round, done=round))
+            if step is not None:
+                return step.seconds
+            return self._participation.arrivals.elapsed(Clock(0, round + 1, done=round + 1))
 
         in_time = list[float]()
         try:
@@ -409,8 +408,7 @@ class Simulation:
         every, position = self.experiment.checkpoint.every, clock.complete
         run.recorder.round(row, clients)
         # do not wait: the server executes its calls in order
-        held = () if self._schedule is None else self._schedule.step(clock.done).held
-        run.executor.start(Server.commit, position, held)
+        run.executor.start(Server.commit, position, self._participation.held(clock))
         replaced = self._replace_previous_run(run)
         show(row)
         run.executor.show(row)
@@ -453,9 +451,9 @@ class Simulation:
         """(the round's row, the rows of its clients). `ahead`: the next round, which the server may plan already."""
         started = time.perf_counter()
         if self.experiment.coordination.size is not None:
-            clients = self._arrived(run, clock)
+            clients, missing = self._participation.delivering(clock), 0
+            run.executor.meanwhile = functools.partial(self._plan_ahead, clock.done + 1)
             row = self._empty_row(clock, len(clients))
-            missing = 0
         else:
             clients, row, missing = self._cohort(run, clock)
         unprofiled(self.experiment.profile, clock, clients)
@@ -480,9 +478,14 @@ class Simulation:
             sampled, clients = cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)
             row, dropped = self._empty_row(clock, len(sampled)), len(sampled) - len(clients)
         else:
-            found, elapsed = self._in_time(run, clock)
+            found = self._participation.arrivals.of_round(clock)
             clients, dropped = found.clients, found.dropped
+            if found.late and not len(clients):
+                seconds = self.experiment.coordination.seconds
+                what = f"{clock}: no client delivers within coordination.seconds={seconds:g}; raise it"
+                warn(f"{what}, or devices.speed.flops_per_second", ExchangeWarning)
             row = self._empty_row(clock, found.sampled)
+            elapsed = self._participation.arrivals.elapsed(clock)
             row |= {"clients_late": found.late, "time/virtual_s": elapsed + found.seconds}
             if self.experiment.coordination.late == "partial":
                 row["clients_partial"] = len(found.taken)
@@ -492,46 +495,23 @@ class Simulation:
             row["clients_dropped"] = dropped
         return clients, row, row["cohort_size"] - len(clients)
 
-    def _in_time(self, run: Attempt, clock: Clock) -> tuple[InTime, float]:
-        """(whose updates the round waits for, the virtual seconds before the round)."""
-        arrivals = self._planned_arrivals(run.executor)
-        elapsed, found = arrivals.elapsed(clock), arrivals.of_round(clock)
-        if found.late and not len(found.clients):
-            seconds = self.experiment.coordination.seconds
-            what = f"{clock}: no client delivers within coordination.seconds={seconds:g}; raise it"
-            warn(f"{what}, or devices.speed.flops_per_second", ExchangeWarning)
-        return found, elapsed
+    def _plan_ahead(self, number: int) -> None:
+        """Plan the arrivals of a server step while clients work."""
+        with contextlib.suppress(ConfigError):  # raised again when the step begins
+            if number < self._rounds:
+                self._participation.steps.step(number)
 
-    def _arrived(self, run: Attempt, clock: Clock) -> np.ndarray:
-        """The clients whose updates a server step has, under `coordination: buffered`."""
-        schedule = self._planned_steps(run.executor)
-        tickets, following = schedule.step(clock.done).tickets, clock.done + 1
+    def _planned_work(self, chunk: Chunk) -> Work:
+        assert self._executor is not None
+        return self._executor.call(Server.planned_work, chunk)
 
-        def plan_ahead() -> None:
-            with contextlib.suppress(ConfigError):  # raised again when the step begins
-                if following < self._rounds:
-                    schedule.step(following)
+    def _stateful(self) -> list[int]:
+        assert self._executor is not None
+        return self._executor.call(Server.stateful)
 
-        run.executor.meanwhile = plan_ahead
-        return np.array([ticket.client for ticket in tickets], dtype=np.int64)
-
-    def _planned_arrivals(self, executor: Executor) -> Arrivals:
-        if self._arrivals is None:
-            self._arrivals = Arrivals(self.experiment, self.scenario, self._planned_work(executor))
-        return self._arrivals
-
-    def _planned_steps(self, executor: Executor) -> Schedule:
-        if self._schedule is None:
-            self._schedule = Schedule(self.experiment, self.scenario, self._planned_work(executor))
-        return self._schedule
-
-    def _planned_work(self, executor: Executor) -> Work:
-        return executor.call(Server.planned_work, cohorts.costliest_client(self.experiment, self.scenario))
-
-    def _add_ages(self, exchanged: FinishedExchange, row: Row) -> None:
+    def _add_ages(self, exchanged: FinishedExchange, step: ServerStep, row: Row) -> None:
         """Add to the row of a server step, and to those of its clients, what the ages of the updates are."""
-        assert self._schedule is not None
-        clock, step = exchanged.plan.clock, self._schedule.step(exchanged.plan.clock.done)
+        clock = exchanged.plan.clock
         ages = [clock.done - ticket.version for ticket in step.tickets]
         for client, age in zip(exchanged.rows, ages, strict=True):
             client |= {"done": clock.done + 1, "round": clock.round + 1, "staleness": age}
@@ -600,8 +580,8 @@ class Simulation:
                 add_sent(row, "down", {name: size * dropped for name, size in plan.down_bytes.items()})
                 dropped = 0
             exchanged.add_to(row)
-            if self._schedule is not None:
-                self._add_ages(exchanged, row)
+            if (step := self._participation.step(plan.clock)) is not None:
+                self._add_ages(exchanged, step, row)
             if plan.exchange.client is None and exchanged.rows:
                 row["client_flops"] += self._flops[step_kind(plan)].of(exchanged.rows)
             client_rows += exchanged.rows
@@ -625,29 +605,15 @@ class Simulation:
     def _participants(
         self, run: Attempt, plan: ExchangePlan, cohort: np.ndarray | None
     ) -> tuple[np.ndarray, list[Turn], int]:
-        """(the clients that an exchange names, its turns, the number of these clients without a sample)."""
-        members, exchange = self.scenario.members(plan.clock.task), plan.exchange
+        """:meth:`Participation.turns`, which may be known from the round before."""
         if self._foreseen is not None and plan.kind is not None and self._foreseen[1][0].clock == plan.clock:
             return self._foreseen
-        if self._schedule is not None and plan.clock.phase == "round":
-            assert cohort is not None
-            step, chunks = self._schedule.step(plan.clock.done), run.executor.num_chunks
-            turn = cohorts.turn_of_step(self.experiment, self.scenario, plan.clock, step, chunks, plan.uplink)
-            return cohort, [turn], 0
-        drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
-        stateful = functools.partial(run.executor.call, Server.stateful)
-        clients = cohorts.participants(exchange, plan.clock, drawn, members, stateful, self.experiment.seed)
-        way = run.executor.num_chunks, self.scenario.batch_orders, plan.uplink, plan.even_empty
-        taken = None
-        if self._arrivals is not None and plan.clock.phase == "round":
-            taken = self._arrivals.of_round(plan.clock).taken
-        algorithm = self.experiment.algorithm
-        return clients, *cohorts.turns(self.scenario, algorithm, clients, plan.clock, exchange, *way, taken)
+        return self._participation.turns(plan, cohort, run.executor.num_chunks)
 
     def _foresee(self, run: Attempt, ahead: Clock | None, plan: ExchangePlan) -> Turn | None:
         """The turn of the round `ahead`, if its plan will be of the kind of `plan`; None: it is not known."""
         self._foreseen = None
-        if ahead is None or plan.kind is None or self.scenario.devices is not None or self._schedule is not None:
+        if ahead is None or plan.kind is None or self.scenario.devices is not None:
             return None
         with contextlib.suppress(Exception):  # raised again when the round begins
             found = self._participants(run, plan._replace(clock=ahead), self._cohort(run, ahead)[0])

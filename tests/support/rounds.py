@@ -134,8 +134,8 @@ class Federation:
         drawn = np.arange(self.scenario.population) if clients is None else np.array(clients)
         clock, members = Clock(round=done, done=done), self.scenario.members(0)
 
-        def turns(plan: ExchangePlan, now: Clock) -> list[cohorts.Turn]:
-            exchange = plan.exchange
+        def turns(plan: ExchangePlan) -> list[cohorts.Turn]:
+            exchange, now = plan.exchange, plan.clock
             who = cohorts.participants(exchange, now, drawn, members, self.server.stateful, self.experiment.seed)
             return cohorts.turns(self.scenario, self.experiment.algorithm, who, now, exchange)[0]
 
