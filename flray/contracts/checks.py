@@ -305,11 +305,11 @@ def resumed(experiment: Experiment) -> Seen:
         def first() -> None:
             local = Local(experiment, Path(folder))
             local.play(2)
-            local.executor.stored.save(1)
+            local.executor.store.save(1)
 
         def second() -> Seen:
             local, seen = Local(experiment, Path(folder)), Seen()
-            position = local.executor.stored.load()
+            position = local.executor.store.load()
             assert position is not None, "the play before has saved one"
             local.position = position
             look(local, seen)

@@ -47,7 +47,7 @@ if sys.platform == "darwin":
     IMPORTS.clear()
 # what all workers of a Ray share; Ray itself reads the environment as it is imported, and a worker's is not known yet
 SHARED = [
-    *("flray.engine.client", "flray.engine.stored_server", "flray.rundir.run_store"),
+    *("flray.engine.client", "flray.engine.server", "flray.rundir.run_store"),
     *("torch.utils.flop_counter", "requests", "jsonschema", "google.protobuf.descriptor_pb2"),
 ]
 

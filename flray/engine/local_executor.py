@@ -22,7 +22,6 @@ from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePla
 from flray.engine.rounds import P, T, TurnResult
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
-from flray.engine.stored_server import StoredServer
 from flray.engine.this_process import alone, compute, elsewhere, in_compute_thread
 from flray.engine.threads import cores
 from flray.rundir.run_store import RunStore
@@ -45,7 +44,8 @@ class LocalExecutor:
         """The numbers of threads determine the bits; None: the process's own number."""
         self.meanwhile: Callable[[], object] = lambda: None  # nothing runs beside
         self.foresee: Callable[[ExchangePlan], Turn | None] = lambda _: None  # nor before
-        self.server, self.client, self.stored = server, Client(server.runtime), StoredServer(server, store)
+        self.server, self.client, self.store = server, Client(server.runtime), store
+        store.server = server
         self.client_threads, self.server_threads = client_threads, server_threads
         self.facts = server.facts()
         self._broadcast: tuple[Clock, Any] | None = None
@@ -104,8 +104,8 @@ class LocalExecutor:
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
         self.call(method, *args, **options)
 
-    def call_store(self, method: Callable[Concatenate[StoredServer, P], T], *args: P.args, **options: P.kwargs) -> T:
-        return self._serve(lambda: method(self.stored, *args, **options))
+    def call_store(self, method: Callable[Concatenate[RunStore, P], T], *args: P.args, **options: P.kwargs) -> T:
+        return self._serve(lambda: method(self.store, *args, **options))
 
     def show(self, row: Mapping[str, Any]) -> None:
         """There is no cluster."""

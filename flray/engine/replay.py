@@ -34,7 +34,6 @@ from flray.engine.prepare import with_drift, with_files
 from flray.engine.rounds import transact
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
-from flray.engine.stored_server import StoredServer
 from flray.engine.this_process import as_in_a_run, compute
 from flray.rundir import checkpoint
 from flray.rundir.provenance import changed_sources
@@ -66,8 +65,12 @@ class Replay:
         if computed != here:
             warn(f"{folder}: the run computed with {computed}, this replay with {here}: its bits differ")
         self.position = START
-        planned_work = functools.partial(self.executor.call, Server.planned_work)
-        self._participation = Participation(self.experiment, self.scenario, planned_work, self.server.stateful)
+        self._participation = Participation(
+            self.experiment,
+            self.scenario,
+            lambda chunk: self.executor.call(Server.planned_work, chunk),
+            self.server.stateful,
+        )
         self._initial = self.server.snapshot()
 
     @property
@@ -90,10 +93,10 @@ class Replay:
             raise ConfigError(f"the state after {round} rounds: the run has {last}")
         if checkpoint.checkpoints(self.folder, at_most=round):
             check_names(self._run, self.runtime)
-        saved = self.executor.call_store(StoredServer.load, at_most=round)
+        saved = self.executor.call_store(RunStore.load, at_most=round)
         beyond = saved is not None and saved.done == round and saved.phase != "round"
         if beyond:  # of the task's end or the next one's beginning
-            saved = self.executor.call_store(StoredServer.load, at_most=round, after=("round",))
+            saved = self.executor.call_store(RunStore.load, at_most=round, after=("round",))
         if saved is not None:
             self.position = saved
         elif beyond or round < self.round or self.position.phase != "round":

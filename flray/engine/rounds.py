@@ -17,8 +17,8 @@ from flray.core.protocol.exchange import Exchange
 from flray.engine.counts import TestCounts
 from flray.engine.exchanges import Chunk, ClientReport, ExchangePlan, ProbeRow, ServerReport, Turn
 from flray.engine.server import Server
-from flray.engine.stored_server import StoredServer
 from flray.engine.summary import summarise
+from flray.rundir.run_store import RunStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,8 +76,8 @@ class Executor(Protocol):
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
         """The same without waiting for the result. The server carries out its calls in order."""
 
-    def call_store(self, method: Callable[Concatenate[StoredServer, P], T], *args: P.args, **options: P.kwargs) -> T:
-        """The result of a method that reads or writes the server's files: `call_store(StoredServer.save, last)`."""
+    def call_store(self, method: Callable[Concatenate[RunStore, P], T], *args: P.args, **options: P.kwargs) -> T:
+        """The result of a method that reads or writes the server's files: `call_store(RunStore.save, last)`."""
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Export a row of `rounds/` as gauges, where a cluster has a place for them."""

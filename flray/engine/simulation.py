@@ -49,7 +49,6 @@ from flray.engine.prepare import stored_scenario
 from flray.engine.progress import Progress, line, stage
 from flray.engine.rounds import Executor, FinishedExchange, add_sent, orders
 from flray.engine.server import Server
-from flray.engine.stored_server import StoredServer
 from flray.engine.summary import collapse_reason, final_tests, untrained_reason
 from flray.engine.tickets import NobodyComesError, ServerStep
 from flray.engine.trace import unprofiled
@@ -62,6 +61,7 @@ from flray.rundir.parts import RowsMissingWarning
 from flray.rundir.provenance import Origin, environment, write_environment
 from flray.rundir.reader import Run
 from flray.rundir.recorder import Recorder, write_status
+from flray.rundir.run_store import RunStore
 from flray.rundir.storage import Storage
 from flray.rundir.trackers import Trackers
 from flray.scenario import Scenario, Work
@@ -243,7 +243,7 @@ class Simulation:
         names = {name: facts.pop(name) for name in ("initial_weights", "tensor_names")}
         self.origin.compare({**names, "fixed_tensors": fixed})
         if attempt == 0 and self.storage is not None:
-            executor.call_store(StoredServer.probe_storage)  # the server's node may have no credentials
+            executor.call_store(RunStore.probe_storage)  # the server's node may have no credentials
         return self._restore(executor, facts, resume or attempt > 0, before)
 
     def _rounds_in_time(self) -> int:
@@ -330,7 +330,7 @@ class Simulation:
 
     def _load(self, executor: Executor, after: Sequence[Phase] = PHASES) -> Position | None:
         """Restore the newest good checkpoint after one of these phases; its position, or None if there is none."""
-        return executor.call_store(StoredServer.load, None, after, not self._replaces)
+        return executor.call_store(RunStore.load, None, after, not self._replaces)
 
     def _missing_rows(self, recorder: Recorder, position: Position) -> dict[str, str]:
         """The rows that damaged tables have lost, by table. Warns of them; environment.json records them."""
@@ -692,7 +692,7 @@ class Simulation:
     def _finish(self, run: Attempt, status: str) -> None:
         self._replace_previous_run(run)
         if self.experiment.algorithm.global_model:
-            run.executor.call_store(StoredServer.save_model)
+            run.executor.call_store(RunStore.save_model)
         run.recorder.close()
         self._write_environment(run)
         self._status(run, status)
@@ -708,7 +708,7 @@ class Simulation:
         """Write the rows, then a checkpoint of the last commit. Returns its position."""
         # rows first: a resume removes rows after the checkpoint's position, and cannot restore missing ones
         run.recorder.flush()
-        position = run.executor.call_store(StoredServer.save, self.experiment.checkpoint.keep)
+        position = run.executor.call_store(RunStore.save, self.experiment.checkpoint.keep)
         self._mirror(run)
         return position
 
@@ -723,7 +723,7 @@ class Simulation:
         if self.home.replaces:
             self.home.replace_previous_run()
             run.recorder.folder_renamed(self.folder)
-            run.executor.call_store(StoredServer.folder_renamed, self.folder.absolute())
+            run.executor.call_store(RunStore.folder_renamed, self.folder.absolute())
             if self.storage is not None:
                 self.storage.folder_renamed(self.folder)
         if self.storage is None or not self.storage.replaces:
@@ -738,7 +738,7 @@ class Simulation:
 
     def _push_server(self, run: Attempt) -> str | None:
         try:
-            return run.executor.call_store(StoredServer.push)
+            return run.executor.call_store(RunStore.push)
         except ServerLostError as error:  # the next call of the server raises it again
             return str(error)
 

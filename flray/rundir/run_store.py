@@ -62,6 +62,7 @@ class RunStore:
             else MemoryStore()
         )
         self.progress = ProgressFile(lambda: self.folder) if scratch is None else None
+        self.server: Saveable  # set once it is built, with these clients and this progress
 
     def check_folder(self) -> None:
         """Raises `FolderLostError` if the driver no longer has the lock."""
@@ -69,11 +70,11 @@ class RunStore:
             locks.check(self.folder, self._lock)
 
     # checkpoints --------------------------------------------------------------------------------
-    def save(self, server: Saveable, last: int) -> Position:
+    def save(self, last: int) -> Position:
         """Write a checkpoint of the server's last commit, and remove all but the `last` ones (0: keep all). Returns its
         position."""
         self.check_folder()
-        snapshot = server.snapshot()
+        snapshot = self.server.snapshot()
         checkpoint.write(self.folder, snapshot, last)
         if isinstance(self.clients, FileStore):
             needed = []
@@ -84,11 +85,7 @@ class RunStore:
         return snapshot.position
 
     def load(
-        self,
-        server: Saveable,
-        at_most: int | None = None,
-        after: Sequence[Phase] = PHASES,
-        mirrored: bool = True,
+        self, at_most: int | None = None, after: Sequence[Phase] = PHASES, mirrored: bool = True
     ) -> Position | None:
         """Restore the newest good checkpoint after at most `at_most` rounds and after one of these phases.
 
@@ -114,17 +111,17 @@ class RunStore:
         if snapshot is None:
             return None
         try:
-            server.restore(snapshot)
+            self.server.restore(snapshot)
         except CheckpointError as error:
             path = self.folder / "checkpoints" / snapshot.position.name
             raise CheckpointError(f"{path}: {error}") from error
         return snapshot.position
 
-    def save_model(self, server: Saveable) -> str:
+    def save_model(self) -> str:
         """Write `DIR/model.safetensors`, with the names of the module's own state_dict, without the frozen tensors of a
         named pretrained checkpoint. Returns the path."""
         self.check_folder()
-        path, model = self.folder / "model.safetensors", server.model()
+        path, model = self.folder / "model.safetensors", self.server.model()
         with writing(path, f" and run: flray resume {quoted(self.folder)}"), atomic_write(path) as partial:
             save_weights(model.tensors, partial, model.frozen, model.sources)
         return str(path)

@@ -128,7 +128,7 @@ def test_statistics_that_stay_do_not_move_under_any_rule(tmp_path):
 def test_resumed_with_a_rules_state_it_goes_on_the_same(name, rule, tmp_path):
     local, again = (Local(with_rule(name, rule), tmp_path) for _ in range(2))
     local.play(2)
-    local.executor.stored.save(1)
-    again.position = again.executor.stored.load()
+    local.executor.store.save(1)
+    again.position = again.executor.store.load()
     assert bits(again.state) == bits(local.state) and any(key.startswith("rule.") for key in bits(local.state))
     assert bits(again.play(1)) == bits(local.play(1))

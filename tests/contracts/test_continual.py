@@ -97,9 +97,9 @@ def walks(tmp_path_factory):
             seen.forms.append((where, local.state))
             seen.clients.append(local.client_states())
             if where in MIDDLE[scenario]:
-                local.executor.stored.save(1)
+                local.executor.store.save(1)
                 again = Local(local.experiment, folder, device=device)
-                again.position = again.executor.stored.load()
+                again.position = again.executor.store.load()
                 assert again.position == at == checkpoint.latest(folder).position
                 loaded = again.state, again.client_states()
                 seen.resumed[where] = (seen.clients[-1], local.state), loaded, finish(again), travelled(again.rows)
@@ -237,7 +237,7 @@ def test_a_whole_run_with_every_probe_on_has_the_same_bits(name, scenario, walke
     assert run.status == "finished"
     assert bits(to_torch(saved.server.message())) == bits(seen.local.state)
     local = Local(probed, run.folder)
-    local.executor.stored.load()
+    local.executor.store.load()
     same_clients(local.client_states(), seen.clients[-1])
     rounds = run.rounds[run.rounds["round"] > 0]
     assert len(rounds) == probed.total_rounds and not rounds["diverged"].any()

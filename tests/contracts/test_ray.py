@@ -44,7 +44,7 @@ def config(name, actors, store="memory", rounds=4):
 def client_states(run, experiment_):
     """The client states of the last checkpoint, read through the store that wrote them."""
     local = Local(experiment_, run.folder)
-    local.executor.stored.load()
+    local.executor.store.load()
     return {k: {n: a.tobytes() for n, a in flatten(s).items()} for k, s in local.client_states().items()}
 
 

@@ -22,7 +22,7 @@ def test_the_bytes_are_those_of_the_stored_states(name, sample, tmp_path, capsys
     run = flray.run(own, out=tmp_path / "run", progress=False)
     ends = run.tasks[run.tasks["phase"] == "task_end"]
     local = Local(own, run.folder)
-    local.executor.stored.load()
+    local.executor.store.load()
     states = list(local.client_states().values())
     numbers = 3 * 4 if name == "fedscr" else 3 * (4 // 3) * 3  # three clients; of three classes floor(4 / 3)
     last = ends.iloc[-1]

@@ -35,14 +35,12 @@ def test_a_stale_name_on_a_shared_disk_costs_the_new_run_nothing(tmp_path, seen)
     mine = executor(aside, lock.owner.id)
     if not seen:
         (tmp_path / "unseen").rename(aside / NAME)
-    mine.stored.save(2)
+    mine.store.save(2)
     aside.rename(target)
     lock.folder = target
     aside.mkdir()
-    mine.stored.folder_renamed(target)
-    assert mine.stored.store.folder == target and [path.name for path in checkpoint.checkpoints(target)] == [
-        "round-000000"
-    ]
+    mine.store.folder_renamed(target)
+    assert mine.store.folder == target and [path.name for path in checkpoint.checkpoints(target)] == ["round-000000"]
     lock.release()
 
 
@@ -51,8 +49,8 @@ def test_on_a_disk_of_its_own_the_old_run_makes_room_and_nothing_else_does(tmp_p
     (target / "checkpoints" / "round-000099").mkdir(parents=True)
     (target / "thesis.txt").write_text("precious")
     mine = executor(aside, "the driver's, on another machine")
-    mine.stored.save(2)
-    mine.stored.folder_renamed(target)
+    mine.store.save(2)
+    mine.store.folder_renamed(target)
     assert [path.name for path in checkpoint.checkpoints(target)] == ["round-000000"]
     assert (target / "thesis.txt").read_text() == "precious" and not aside.exists()
-    assert mine.stored.save(2).done == 0 and names(target / "checkpoints") == ["round-000000"]
+    assert mine.store.save(2).done == 0 and names(target / "checkpoints") == ["round-000000"]

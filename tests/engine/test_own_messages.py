@@ -47,9 +47,9 @@ def test_a_growing_state_and_ragged_updates_are_what_they_were_after_a_stop(tmp_
     resources = {"store": store, "server": {"threads": 1}}
     local, cohorts = watched(tmp_path / "run", resources=resources)
     local.play(2)
-    local.executor.stored.save(1)
+    local.executor.store.save(1)
     again = Local(config(resources=resources), tmp_path / "run")
-    again.position = again.executor.stored.load()
+    again.position = again.executor.store.load()
     whole, parts = local.play(2), again.play(2)
     blocks, visits = expected(cohorts)
     assert [block.tolist() for block in whole.blocks.values()] == blocks
@@ -107,9 +107,9 @@ def test_a_probe_has_its_arrays_and_tensors_as_such_after_a_stop(tmp_path):
 
     local = begun()
     local.play(2)
-    local.executor.stored.save(1)
+    local.executor.store.save(1)
     again = begun()
-    again.position = again.executor.stored.load()
+    again.position = again.executor.store.load()
     for there in (local, again):
         there.play(1)
         memory = there.server.memory["keeping"]

@@ -12,10 +12,10 @@ import flray
 from flray.core.schema.errors import ResourceError, ServerLostError
 from flray.engine.local_executor import LocalExecutor
 from flray.engine.simulation import Simulation
-from flray.engine.stored_server import StoredServer
 from flray.rundir import checkpoint
 from flray.rundir.folder import STARTED, RunFolder
 from flray.rundir.lock import NAME
+from flray.rundir.run_store import RunStore
 from flray.running import resume, simulate
 from tests.support import outcome, tasks
 from tests.support.faults import interrupted
@@ -159,7 +159,7 @@ def test_a_stop_as_the_folder_is_released_leaves_no_lock(tmp_path, monkeypatch):
 @pytest.mark.parametrize("stopped", [True, False])
 def test_a_stop_or_a_failure_while_the_server_starts_again_is_in_status(stopped, undisturbed, tmp_path, monkeypatch):
     """The server dies in round 2, and its second start is stopped, or fails: no checkpoint can be written then."""
-    launch, save, launches = Simulation._launch, StoredServer.save, []
+    launch, save, launches = Simulation._launch, RunStore.save, []
 
     def again(self):
         launches.append(self)
@@ -173,7 +173,7 @@ def test_a_stop_or_a_failure_while_the_server_starts_again_is_in_status(stopped,
         return save(self, last)
 
     monkeypatch.setattr(Simulation, "_launch", again)
-    monkeypatch.setattr(StoredServer, "save", lost)
+    monkeypatch.setattr(RunStore, "save", lost)
     monkeypatch.setattr(LocalExecutor, "kill", lambda self: None, raising=False)
     with pytest.raises(SystemExit if stopped else RuntimeError):
         simulate(experiment(), tmp_path / "run")
@@ -188,7 +188,7 @@ def test_a_second_signal_while_the_run_is_saved_is_in_status(undisturbed, tmp_pa
         raise SystemExit(143)
 
     with monkeypatch.context() as patch, interrupted("before", 0), pytest.raises(SystemExit):
-        patch.setattr(StoredServer, "save", again)
+        patch.setattr(RunStore, "save", again)
         simulate(experiment(), tmp_path / "run")
     assert flray.load(tmp_path / "run").status.startswith("interrupted; no checkpoint could be written (143)")
     resume(tmp_path / "run", progress=False)
@@ -199,7 +199,7 @@ def test_one_reason_that_ends_a_run_and_its_save_is_said_once(tmp_path, monkeypa
     def gone(*_, **__):
         raise ResourceError("Ray is gone")
 
-    for where in ((LocalExecutor, "plan"), (StoredServer, "save")):
+    for where in ((LocalExecutor, "plan"), (RunStore, "save")):
         monkeypatch.setattr(*where, gone)
     with pytest.raises(ResourceError):
         simulate(experiment(), tmp_path / "run")

@@ -15,11 +15,11 @@ from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.engine.ray.pool import ActorPool
-from flray.engine.stored_server import StoredServer
 from flray.results import compare
 from flray.rundir import checkpoint
 from flray.rundir.download import download
 from flray.rundir.reader import runs_below
+from flray.rundir.run_store import RunStore
 from flray.rundir.storage import DRIVER, SERVER, STATE, Storage
 from flray.rundir.uri import join, split
 from flray.tuning.trial_run import TrialRun
@@ -98,7 +98,7 @@ def test_a_server_actor_that_starts_on_an_empty_node_goes_on_from_the_storage(
     original = ActorPool.start
 
     def start(self, method, *arguments, **options):
-        if StoredServer.load not in arguments:
+        if RunStore.load not in arguments:
             return original(self, method, *arguments, **options)
         for part in STATE:
             shutil.rmtree(folder / part)

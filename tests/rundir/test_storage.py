@@ -350,12 +350,12 @@ def test_a_server_on_another_node_goes_on_from_the_storage(base, tmp_path, store
     server = first.server
     server.state = server.state.replace(w=server.state.w + 1)
     state = server.algorithm.init_client(server.runtime.context(Clock()))
-    first.stored.store.clients.scatter([4], [numpy_of(state, 7.0)], 1)
+    first.store.clients.scatter([4], [numpy_of(state, 7.0)], 1)
     server.commit(Position(0, 1, 1, "round"))
-    first.stored.save(2)
-    assert first.stored.push() is None
+    first.store.save(2)
+    assert first.store.push() is None
     second = executor_of(experiment, tmp_path / "node2" / "run")
-    assert second.stored.load() == Position(0, 1, 1, "round")
+    assert second.store.load() == Position(0, 1, 1, "round")
     assert bits(second.server.state) == bits(server.state)
     assert bits(second.server.states([4])[0]) == bits(server.states([4])[0])
 
@@ -370,24 +370,24 @@ def test_a_server_whose_storage_is_gone_goes_on_from_its_own_checkpoint_but_does
     experiment = config(storage=f"file://{tmp_path}/exp")
     executor = executor_of(experiment, tmp_path / "run")
     executor.server.commit(Position(0, 1, 1, "round"))
-    executor.stored.save(2)
+    executor.store.save(2)
 
     def gone(self, kinds):
         raise OSError("no route to host")
 
     monkeypatch.setattr(Storage, "_list", gone)
-    assert executor_of(experiment, tmp_path / "run").stored.load() == Position(0, 1, 1, "round")
+    assert executor_of(experiment, tmp_path / "run").store.load() == Position(0, 1, 1, "round")
     with pytest.raises(CheckpointError, match=facts(tmp_path / "node2" / "run", "no route to host")):
-        executor_of(experiment, tmp_path / "node2" / "run").stored.load()
+        executor_of(experiment, tmp_path / "node2" / "run").store.load()
 
 
 def test_a_checkpoint_of_another_format_is_no_damage_and_stays_where_it_is(tmp_path, monkeypatch):
     executor = executor_of(config(storage=f"file://{tmp_path}/exp"), tmp_path / "run")
     executor.server.commit(Position(0, 1, 1, "round"))
-    executor.stored.save(2)
+    executor.store.save(2)
     monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
     with pytest.raises(checkpoint.FormatError, match=facts("format 2", 3)):
-        executor.stored.load()
+        executor.store.load()
     assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["round-000001"]
 
 

@@ -194,9 +194,9 @@ def test_the_same_bits_in_chunks_and_after_a_stop(tmp_path, uplink):
     in_chunks.chunks = 3
     local.play(2)
     in_chunks.play(2)
-    local.executor.stored.save(1)
+    local.executor.store.save(1)
     again = Local(config, tmp_path / "one")
-    again.position = again.executor.stored.load()
+    again.position = again.executor.store.load()
     ends = [bits(one.play(2)) for one in (local, in_chunks, again)]
     assert ends[0] == ends[1] == ends[2]
     last = [{k: v for k, v in one.rows[-1].items() if k[:3] in ("dp/", "cli")} for one in (local, in_chunks, again)]

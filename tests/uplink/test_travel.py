@@ -188,9 +188,9 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, store, enc
     config = experiment(name, uplink=encoding, resources={"store": store, "server": {"threads": 1}})
     local = Local(config, tmp_path)
     local.play(2)
-    local.executor.stored.save(1)
+    local.executor.store.save(1)
     again = Local(config, tmp_path)
-    again.position = again.executor.stored.load()
+    again.position = again.executor.store.load()
     assert bits(local.play(2)) == bits(again.play(2)) and bits(local.task_end()) == bits(again.task_end())
     ours, theirs = ({k: bits(s) for k, s in one.client_states().items()} for one in (local, again))
     assert ours == theirs and ours

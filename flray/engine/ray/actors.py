@@ -32,7 +32,6 @@ from flray.engine.ray.places import Places
 from flray.engine.ray.this_node import this_node, this_process
 from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
-from flray.engine.stored_server import StoredServer
 from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
 
@@ -214,15 +213,14 @@ class ServerActor:
     """The server of a run and the store of its folder, see :class:`Server` and :class:`RunStore`."""
 
     _server: Server | None = None
-    _stored: StoredServer | None = None
+    _store: RunStore | None = None
 
     def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
         experiment = recipe.read()
         with recipe.places.named_in_errors("the server actor"):
             runtime = Runtime(experiment, recipe.summary, prepare(threads, experiment.precision), one_of_many=True)
-        store = RunStore(experiment, Path(folder), lock)
-        self._server = Server(runtime, store.clients, store.progress)
-        self._stored = StoredServer(self._server, store)
+        self._store = store = RunStore(experiment, Path(folder), lock)
+        self._server = store.server = Server(runtime, store.clients, store.progress)
         return {**self._server.facts(), "process": this_process()}
 
     @property
@@ -236,8 +234,8 @@ class ServerActor:
         return method(self.server, *args, **options)
 
     def call_store(self, method: Callable[..., T], args: tuple[Any, ...], options: dict[str, Any]) -> T:
-        """The result of a method of :class:`StoredServer`."""
-        return method(self._stored, *args, **options)
+        """The result of a method of :class:`RunStore`."""
+        return method(self._store, *args, **options)
 
     # the exchange -----------------------------------------------------------------------------
     def plan(self, clock: Clock) -> tuple[Message, ExchangePlan | None]:

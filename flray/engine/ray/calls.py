@@ -33,7 +33,7 @@ from flray.engine.ray.gauges import Gauges
 from flray.engine.ray.pool import ActorCall, ActorPool, SentCall, call_name
 from flray.engine.rounds import P, TurnResult
 from flray.engine.server import Server
-from flray.engine.stored_server import StoredServer
+from flray.rundir.run_store import RunStore
 
 LOST_RESULTS = 3  # times that one piece of work is computed
 SAVE_S = 10.0  # for a checkpoint after a death of Ray's own processes
@@ -292,7 +292,7 @@ class CallsExecutor:
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
         self.pool.start(ServerActor.call, method, args, options)
 
-    def call_store(self, method: Callable[Concatenate[StoredServer, P], T], *args: P.args, **options: P.kwargs) -> T:
+    def call_store(self, method: Callable[Concatenate[RunStore, P], T], *args: P.args, **options: P.kwargs) -> T:
         with self.pool.patient(SAVE_S):
             return cast(T, self.pool.wait(self.pool.start(ServerActor.call_store, method, args, options)))
 
