@@ -7,6 +7,7 @@ Every process of a run tries the same network on the same samples, and so finds 
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -164,14 +165,9 @@ class _Trial:
         """Warns if the logits of a sample in eval mode are others beside itself than beside another sample."""
         if len(x) < 2 or type(self.module).__module__.startswith("flray."):
             return
-        training, doubled = self.module.training, torch.cat([x[:1], x[:1]])
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                beside_another = self.seeded(lambda: self.module(x[:2].clone()))[0]
-                beside_itself = self.seeded(lambda: self.module(doubled))[0]
-        finally:
-            self.module.train(training)
+        with _in_mode(self.module, False), torch.no_grad():
+            beside_another = self.seeded(lambda: self.module(x[:2].clone()))[0]
+            beside_itself = self.seeded(lambda: self.module(torch.cat([x[:1], x[:1]])))[0]
         if not _near(beside_another, beside_itself):
             warn(
                 f"model {name!r}: its logits of a sample in eval mode depend on the other samples of the batch, so "
@@ -246,12 +242,8 @@ class _Trial:
         """Raises `ConfigError` for a parameter that is read past its module, where the flat vector cannot reach it."""
         self.put_back()
         others = {n: p.detach().clone().requires_grad_() for n, p in self.parameters.items() if p.requires_grad}
-        training = self.module.training
-        self.module.train()
-        try:
+        with _in_mode(self.module, True):
             logits = self.seeded(lambda: self._called(others, x))
-        finally:
-            self.module.train(training)
         found: tuple[Tensor | None, ...] = (None,) * len(self._trained)
         if logits.requires_grad:
             found = torch.autograd.grad(_loss(logits), self._trained, allow_unused=True)
@@ -290,15 +282,11 @@ class _Trial:
         views = layout.views(layout.flatten(trained, dtype=self._trained[0].dtype))
         if all(view.is_contiguous() for view in views.values()):
             return
-        training = self.module.training
-        self.module.train()
         try:
-            self._without_gradient(lambda: self._called(views, x))
+            with self._passes(True):
+                self._without_gradient(lambda: self._called(views, x))
         except RuntimeError as error:  # with other strides it ran
             raise ConfigError(f"model {self.name}: {described(error)}; {STRIDES}") from None
-        finally:
-            self.module.train(training)
-            self.put_back()
 
     def _content(self, p: Tensor) -> tuple[int, str]:
         """Where a parameter lies, and its norm as text, since NaN is unequal to itself: `_version` does not count what
@@ -323,14 +311,9 @@ class _Trial:
             found: list[Tensor | None] = [self.module(x).detach()]
             return found + [None if (now := _current(each)) is None else now.clone() for each in averages]
 
-        training = self.module.training
-        self.module.train()
-        try:
+        with self._passes(True):
             pairs = zip(self.seeded(lambda: passed(0)), self.seeded(lambda: passed(7)), strict=True)
             read = not all(_near(*pair) for pair in pairs)
-        finally:
-            self.module.train(training)
-            self.put_back()
         if read:
             raise ConfigError(constant_changed(self.name, counters[0].name, counters[0].tensor, counters[0].persistent))
 
@@ -359,16 +342,12 @@ class _Trial:
     def _passed(self, x: Tensor, forward: Callable[[], Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
         """The logits and the gradients of a pass in train mode that begins with the buffers of before."""
         self.put_back()
-        training = self.module.training
-        self.module.train()
         try:
-            logits = self.seeded(forward)
-            _loss(logits).backward()
+            with self._passes(True):
+                logits = self.seeded(forward)
+                _loss(logits).backward()
         except RuntimeError as error:  # of a hook
             raise ConfigError(f"model {self.name}: {described(error)}; {BOUND}") from None
-        finally:
-            self.module.train(training)
-            self.put_back()
         return [logits.detach(), *(leaf.grad for leaf in leaves)]
 
     def features_apart(self, x: Tensor) -> dict[bool, str]:
@@ -379,9 +358,12 @@ class _Trial:
         own = not type(self.module).__module__.startswith("flray.")
         if not (own and callable(features) and isinstance(head, nn.Module)):
             return {}
-        training, found = self.module.training, dict[bool, str]()
+        found = dict[bool, str]()
         seeded = [part.register_forward_pre_hook(lambda *_: seed_globals(self.seed)) for part in self.module.modules()]
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._passes(False))
+            for hook in seeded:
+                stack.callback(hook.remove)
             for mode in (False, True):
                 self.module.train(mode)
                 whole = self._without_gradient(lambda: self.module(x.clone()))
@@ -392,12 +374,16 @@ class _Trial:
                     continue
                 if apart is not None and not (apart.shape == whole.shape and _near(apart, whole)):
                     found[mode] = f"head(features(x)) is not forward(x) in {'train' if mode else 'eval'} mode"
-        finally:
-            for hook in seeded:
-                hook.remove()
-            self.module.train(training)
-            self.put_back()
         return found
+
+    @contextlib.contextmanager
+    def _passes(self, training: bool) -> Iterator[None]:
+        """A block of passes in train or eval mode, after which mode and buffers are as before."""
+        try:
+            with _in_mode(self.module, training):
+                yield
+        finally:
+            self.put_back()
 
     def _without_gradient(self, call: Callable[[], T]) -> T:
         """The result of a call under the trial's seed, with the buffers of before."""
@@ -496,6 +482,17 @@ class _Trial:
                 )
             if not _equal(buffer.tensor, copy):
                 buffer.tensor.detach().copy_(copy)
+
+
+@contextlib.contextmanager
+def _in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """A block in train or eval mode."""
+    before = module.training
+    try:
+        module.train(training)
+        yield
+    finally:
+        module.train(before)
 
 
 def _marked(module: nn.Module, constants: list[str], apart: dict[bool, str]) -> nn.Module:
@@ -605,17 +602,15 @@ def try_in_eval(module: nn.Module, x: Tensor, classes: int | None = None, name: 
                 largest = max(largest, tensor.numel())
 
     hooks = [part.register_forward_hook(note) for part in module.modules()]
-    given, training = x.clone(), module.training
+    given = x.clone()
     try:
-        with torch.set_grad_enabled(own):
-            module.eval()
+        with _in_mode(module, False), torch.set_grad_enabled(own):
             logits = module(x)
     except Exception as error:
         _check_view(type(module).__name__, error)
         what = f"model {type(module).__name__} failed on inputs of shape {list(x.shape)}"
         raise AlgorithmError(f"{what}: {described(error)}\n{traceback.format_exc()}".rstrip()) from None
     finally:
-        module.train(training)
         for hook in hooks:
             hook.remove()
     if classes is not None:
@@ -640,16 +635,13 @@ def _check_own(what: str, module: nn.Module, given: Tensor, x: Tensor, logits: T
             "NumPy out of forward"
         )
     features, head = getattr(module, "features", None), module._modules.get("head")
-    apart, training = None, module.training
+    apart = None
     try:
         if head is not None and callable(features) and not isinstance(features, nn.Module):
-            with torch.no_grad():
-                module.eval()
+            with _in_mode(module, False), torch.no_grad():
                 apart = _head_of_features(features, head, given)
     except Exception:  # an algorithm that reads features names it
         return
-    finally:
-        module.train(training)
     if apart is not None and not (apart.shape == logits.shape and torch.allclose(apart.to(logits), logits, 1e-3, 1e-4)):
         raise ConfigError(
             f"{what}: head(features(x)) is not forward(x), and methods that read features need both alike; return "
