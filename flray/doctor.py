@@ -82,7 +82,6 @@ def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
 
 
 def _aggregation(experiment: Experiment) -> str:
-    """The rule of aggregation, and whether it needs every client's model at the server."""
     rule = experiment.rule
     if rule is None:
         return "the algorithm's own, for most the mean"
@@ -140,7 +139,6 @@ def _drawn(experiment: Experiment, scenario: Scenario, cohort: int) -> tuple[int
 
 
 def _devices(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
-    """The virtual seconds of the clients of the first round, and who of them is waited for."""
     if scenario.devices is None:
         return []
     work = planned_work(runtime, costliest_client(runtime.experiment, scenario))
@@ -195,7 +193,6 @@ def _into_server(sizes: MessageSizes) -> str:
 
 
 def _device_memory(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
-    """The memory that a client actor needs on a GPU, for the client with the most samples of the first task."""
     from flray.engine.device_memory import CUDA, HELD, WORKSPACE, largest_client_memory
 
     if runtime.algorithm.centralized:
@@ -225,7 +222,6 @@ def _machine(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def _samples_by_client(experiment: Experiment, scenario: Scenario, dataset: Dataset) -> list[tuple[str, str]]:
-    """Samples of the clients, for each task."""
     rows = []
     for stage, partition in zip(scenario.stages, scenario.partitions, strict=True):
         sizes = partition.sizes[partition.sizes > 0]
@@ -247,7 +243,6 @@ def _samples_by_client(experiment: Experiment, scenario: Scenario, dataset: Data
 
 
 def _what(stage: Stage) -> str:
-    """The classes of a task, or its domain."""
     classes = " ".join(map(str, stage.classes)) if len(stage.classes) <= 20 else f"{len(stage.classes)} of them"
     text = f"classes {classes}" if stage.source < 0 else f"domain {stage.name}, classes {classes}"
     if stage.source >= 0 and stage.outputs[0] != stage.classes[0]:

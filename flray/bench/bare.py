@@ -121,7 +121,6 @@ class Bare:
         return right, loss
 
     def train(self, weights: Sequence[Tensor], round: int, clients: Sequence[int], shares: Sequence[float]) -> int:
-        """Trains; returns the number of gradient steps."""
         steps = 0
         torch._foreach_zero_(self.total)
         for client, share in zip(clients, shares, strict=True):

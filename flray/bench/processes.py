@@ -207,7 +207,6 @@ def sweep_ratio(home: Path, repeats: int, rounds: int | None) -> tuple[float, st
 
 
 def _written(home: Path, rounds: int | None) -> Path:
-    """The sweep's file: learning rates of the quickstart."""
     import yaml
 
     from flray.engine.threads import cores
@@ -284,6 +283,5 @@ def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
 
 @contextmanager
 def _gone() -> Iterator[None]:
-    """Allows that a process ends while it is read."""
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         yield

@@ -234,7 +234,6 @@ def _played(local: Local, rounds: int = ROUNDS) -> Seen:
 
 
 def play(experiment: Experiment, rounds: int = ROUNDS) -> Seen:
-    """The rounds of an experiment, watched."""
     watch = Unchanging()
     with tempfile.TemporaryDirectory() as folder:
         local = Local(experiment, Path(folder), watch)
@@ -323,7 +322,6 @@ def resumed(experiment: Experiment) -> Seen:
 
 
 def over_tasks(experiment: Experiment) -> Seen:
-    """Two tasks of two rounds each."""
     with tempfile.TemporaryDirectory() as folder:
         local, seen = Local(experiment, Path(folder)), Seen()
         for _ in range(2):
@@ -463,7 +461,6 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _option(subject: Subject, parameter: Hyperparameter, experiment: Experiment, alone: Seen) -> Finding:
-    """Whether another value of an option changes the outcome."""
     name, contract = parameter.name, f"option {parameter.name}"
     present = _present(subject, experiment, name)
     value = other_value(parameter, present)
@@ -503,7 +500,6 @@ def _recorded(experiment: Experiment, alone: Seen) -> Finding:
 
 
 def _tasks(subject: Subject) -> Finding:
-    """Whether it goes over two tasks of new classes."""
     try:
         experiment = subject.experiment(sections=TASKS)
     except ConfigError as error:

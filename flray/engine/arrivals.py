@@ -108,7 +108,7 @@ class Participation:
         buffered = self.experiment.coordination.size is not None and clock.phase == "round"
         return self.steps.step(clock.done) if buffered else None
 
-    def held(self, clock: Clock) -> tuple[int, ...]:
+    def versions_after(self, clock: Clock) -> tuple[int, ...]:
         """The versions of the clients that are at work after this moment."""
         return () if (step := self.step(clock)) is None else step.held
 

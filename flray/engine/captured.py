@@ -88,7 +88,6 @@ def kind_of(message: Message, device: torch.device, counts: bool = False) -> Kin
 
 
 def tensors_of(message: Message) -> list[Tensor]:
-    """The tensors of a message of a kind, in field order."""
     return list(tensors(message).values())
 
 
@@ -101,7 +100,6 @@ def numbers_of(message: Message, path: Path = ()) -> Iterator[tuple[Path, int]]:
 
 
 def put(message: Message, path: Path, value: int) -> Message:
-    """The message with `value` at the end of the path."""
     if not path:
         return value
     parts = children(message)
@@ -131,7 +129,6 @@ def copies_between(places: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[
 
 
 def copy(copies: Copies, crossed: bool) -> None:
-    """Do the copies of :func:`copies_between`."""
     for to, value in [(to, value.clone()) for to, value in copies] if crossed else copies:
         to.copy_(value)
 
@@ -146,7 +143,6 @@ def _storage(tensor: Tensor) -> int:
 
 
 def within(tensor: Tensor, others: Sequence[Tensor]) -> bool:
-    """Whether a tensor lies in the memory of one of the others."""
     return _storage(tensor) in {_storage(other) for other in others}
 
 
@@ -163,7 +159,6 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def same_bits(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Whether the tensors have the same shapes, types and bits, NaN included."""
     return len(one) == len(other) and all(
         a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(_bytes(a), _bytes(b)))
         for a, b in zip(one, other, strict=True)
@@ -268,7 +263,6 @@ class _Recorded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the local state that it keeps, without the networks' scratch tensors."""
         return sum(tensor.nbytes for tensor in self.local if not within(tensor, _all(self.scratch)))
 
     def holds(self, numbers: Sequence[int]) -> bool:
@@ -381,8 +375,6 @@ class CapturedSteps:
 
 
 class _ClientSteps:
-    """The steps of one client."""
-
     def __init__(
         self,
         steps: CapturedSteps,
@@ -428,7 +420,6 @@ class _ClientSteps:
         return after
 
     def arguments(self, batch: Batch, kind: Kind) -> tuple[Message, Message, Message]:
-        """Broadcast, client state and batch in the places where graphs read them. Raises `Unfit`."""
         if self.loaded is None:
             broadcast = self.steps.places("broadcast", self.broadcast, self.kinds[0])
             self.loaded = broadcast, self.steps.places("client", self.client, self.kinds[1])
@@ -491,7 +482,6 @@ class _ClientSteps:
         return after
 
     def scratch(self) -> list[tuple[Objective, dict[str, Tensor]]]:
-        """The scratch tensors of all networks, by name."""
         return [(one, dict(one.scratch_tensors)) for one in (self.ctx.objective, *self.ctx.net.values())]
 
 
@@ -500,7 +490,6 @@ def _all(scratch: list[tuple[Objective, dict[str, Tensor]]]) -> list[Tensor]:
 
 
 def _saved(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Each tensor with its value."""
     return [(tensor, tensor.clone()) for tensor in tensors]
 
 

@@ -91,8 +91,6 @@ class Prepared(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """The result of a client's work. `steps` and `examples` count the steps taken and the samples read."""
-
     update: Message
     state: Message
     metrics: Metrics
@@ -205,7 +203,6 @@ class Client:
     def work(
         self, chunk: Chunk, exchange: Exchange, broadcast: Message, states: Sequence[Message] | None
     ) -> tuple[ChunkResult, list[ClientReport]]:
-        """:meth:`work_neighbours` of one chunk."""
         return self.work_neighbours([chunk], exchange, [broadcast], [states])
 
     def work_neighbours(
@@ -393,7 +390,6 @@ class Client:
             yield from made
 
     def _read_of(self, gathered: Gathered, place: int, batch_size: int, epoch: int) -> list[Batch]:
-        """See :meth:`Gathered.of`."""
         batches = gathered.of(place, batch_size, epoch)
         self._read = self._read or bool(batches)
         return batches

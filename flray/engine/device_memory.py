@@ -58,12 +58,10 @@ class ClientMemory(NamedTuple):
 
     @property
     def tensors(self) -> int:
-        """Bytes of all tensors at the peak of a step that is no recorded one."""
         return sum(self) - self.graphs - self.samples
 
     @property
     def total(self) -> int:
-        """What the process holds, in bytes."""
         return int((self.tensors + self.graphs) * HELD) + self.samples + WORKSPACE + CUDA
 
 
@@ -94,7 +92,6 @@ def client_memory(runtime: Runtime, chunk: Chunk, broadcast: Message, clients: i
 
 
 def largest_client_memory(runtime: Runtime, scenario: Scenario) -> ClientMemory:
-    """The memory of an actor that trains the client with the most samples of the first task."""
     experiment, algorithm, members = runtime.experiment, runtime.algorithm, scenario.members(0)
     largest = members[int(np.argmax(scenario.partitions[0].sizes[members]))]
     clock, undrifted = Clock(), scenario.drifting(None)
@@ -122,7 +119,6 @@ class _Count(NamedTuple):
 
 
 def _count(client: Client, chunk: Chunk, broadcast: Message, samples: int) -> _Count:
-    """Counts with batches and tests of so many `samples`."""
     runtime, algorithm, numbers = client.runtime, client.algorithm, chunk.samples(0)
     ctx = client.context(chunk.clock, chunk.clients[0], chunk.weights[0], numbers)
     data = runtime.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(0))
@@ -168,7 +164,6 @@ def _count(client: Client, chunk: Chunk, broadcast: Message, samples: int) -> _C
 
 
 def _tested(runtime: Runtime, timeline: Timeline, ctx: ClientContext, message: Message, samples: int) -> list[int]:
-    """Bytes alive after each operation of a test of the message's model on so many `samples`."""
     model = runtime.algorithm.model_of(ctx, message)
     timeline.history = [timeline.now]
     if model is not None:

@@ -36,7 +36,6 @@ class Interpreter:
         self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
 
     def import_torch(self) -> None:
-        """Which adds filters of warnings of its own."""
         before = warnings.filters[:]
         import_module("torch")
         self._filters = [*(each for each in warnings.filters if each not in before), *self._filters]
@@ -79,7 +78,6 @@ def may_fork() -> bool:
 
 
 def _uses(module: ModuleType) -> bool:
-    """Whether a module has something of flray's among its names."""
     values = [*vars(module).values()]
     origins = [value.__name__ if isinstance(value, ModuleType) else type(value).__module__ for value in values]
     origins += [value.__module__ for value in values if isinstance(value, (type, FunctionType))]

@@ -73,21 +73,17 @@ class Chunk(NamedTuple):
 
     @property
     def clients(self) -> list[int]:
-        """Client ids."""
         clients: list[int] = self.shares.clients.tolist()
         return clients
 
     def samples(self, i: int) -> np.ndarray:
-        """Sample numbers of the i-th client of the chunk."""
         return self.shares.of(i)
 
     def same_as(self, other: Chunk) -> bool:
-        """Whether the other has the same values."""
         return equal(_unnamed(self), _unnamed(other))
 
 
 def _unnamed(value: Any) -> Any:
-    """Named tuples, at any depth, as tuples."""
     return tuple(map(_unnamed, value)) if isinstance(value, tuple) else value
 
 
@@ -139,6 +135,5 @@ class Turn(NamedTuple):
 
     @property
     def by_actor(self) -> list[list[Chunk]]:
-        """The chunks of each run."""
         chunks = iter(self.chunks)
         return [list(itertools.islice(chunks, count)) for count in self.runs or [1] * len(self.chunks)]

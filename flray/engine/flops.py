@@ -41,7 +41,6 @@ class CountFlops(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would import its compiler in order to keep away from it."""
         return False
 
     def __torch_dispatch__(
@@ -73,7 +72,6 @@ class StepFlops(NamedTuple):
     example: float
 
     def of(self, rows: Iterable[Mapping[str, Any]]) -> float:
-        """FLOPs of the clients with these rows (`num_steps`, `examples_read`)."""
         return float(sum(self.step * row["num_steps"] + self.example * row["examples_read"] for row in rows))
 
 
@@ -85,7 +83,6 @@ def step_kind(plan: ExchangePlan) -> tuple[Any, ...]:
 
 
 def largest_client(chunks: Iterable[Chunk]) -> Chunk:
-    """A chunk of only the client with the most samples."""
     candidates = max(
         ((chunk, i) for chunk in chunks for i in range(len(chunk.clients))), key=lambda at: len(at[0].samples(at[1]))
     )

@@ -413,7 +413,6 @@ def _asked(listening: socket.socket) -> tuple[bytes, list[int], int]:
 
 
 def _described(described: int) -> dict[str, Any]:
-    """What `engine/ray/private/worker.py` says of a program."""
     with os.fdopen(os.dup(described), "rb") as file:
         file.seek(0)
         asked: dict[str, Any] = json.load(file)

@@ -29,7 +29,6 @@ class Timeline(TorchDispatchMode):
 
     @property
     def now(self) -> int:
-        """Bytes alive."""
         self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
         return sum(size for _, size in self._alive.values())
 

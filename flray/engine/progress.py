@@ -53,7 +53,6 @@ class Cell:
         self._handle = display(HTML(bar(done, total, text)), display_id=True)
 
     def show(self, done: int, total: int, text: str, now: bool = False) -> None:
-        """`now`: update even if the last update is recent."""
         from IPython.display import HTML
 
         if now or done == total or time.monotonic() - self._at > CELL_EVERY_S:
@@ -62,7 +61,6 @@ class Cell:
 
 
 def bar(done: int, total: int, text: str) -> str:
-    """A bar and a text beside it, as HTML."""
     return f'<progress value="{done}" max="{total}"></progress> {html.escape(text)}'
 
 
@@ -152,7 +150,6 @@ class Progress:
                 self._long(text)
 
     def note(self, text: str) -> None:
-        """Show a text between two rounds."""
         with self._harmless():
             if self._bar is not None:
                 self._bar.update(self._task, facts=text)
@@ -160,7 +157,6 @@ class Progress:
                 self._cell.show(self.done, self.total, self._facts(text), now=True)
 
     def _long(self, text: str) -> None:
-        """Show a line about long work, in a round or between two."""
         self.note(text)
         if self._bar is None and self._cell is None and time.monotonic() - self._line_at > LINE_EVERY_S:
             self._line_at = time.monotonic()

@@ -151,7 +151,6 @@ class Replay:
     def _client(
         self, chunk: Chunk, i: int, exchange: Exchange, broadcast: Message
     ) -> tuple[Message | None, dict[str, Any]]:
-        """(update, row) of the chunk's i-th client."""
 
         def work() -> ClientRun:
             client, stored = self.executor.client, self.server.states([chunk.clients[i]])[0]
@@ -187,7 +186,6 @@ class Replay:
         return [row for _, row in observer.rows]
 
     def here(self) -> Clock:
-        """The moment of the present state: its last round."""
         return Clock(self.position.task, max(self.position.round - 1, 0), done=max(self.round - 1, 0))
 
     def _schedule(self) -> Iterator[Clock]:
@@ -203,13 +201,12 @@ class Replay:
         return self._participation.turns(plan, cohort, self.executor.num_chunks)[1]
 
     def _step(self) -> None:
-        """The next transaction: a round, the beginning or the end of a task."""
         clock = next(self._schedule())
         cohort = self._participation.delivering(clock) if clock.phase == "round" else None
         for _ in transact(self.executor, clock, lambda plan: self._turns(plan, cohort)):
             pass
         self.position = clock.complete
-        self.server.commit(self.position, self._participation.held(clock))
+        self.server.commit(self.position, self._participation.versions_after(clock))
 
 
 @as_in_a_run

@@ -102,7 +102,6 @@ class FinishedExchange(NamedTuple):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The clients' rows."""
         return [report.row for result in self.results for report in result.clients]
 
     @property
@@ -117,7 +116,6 @@ class FinishedExchange(NamedTuple):
 
     @property
     def traces(self) -> list[tuple[str, bytes]]:
-        """The profiler's traces of clients, by the name of their file."""
         return [trace for result in self.results for report in result.clients for trace in report.traces]
 
     @property
@@ -129,7 +127,6 @@ class FinishedExchange(NamedTuple):
         return {name: values if sequential else values[0] for name, values in by_name.items()}
 
     def add_to(self, row: dict[str, Any]) -> None:
-        """Add bytes, steps and metrics to the row of the transaction."""
         rows, servers = self.rows, [result.server for result in self.results]
         row["exchanges"] = self.plan.clock.exchange + 1
         down_bytes: Counter[str] = Counter()

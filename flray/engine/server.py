@@ -80,8 +80,6 @@ class Commit(NamedTuple):
 
 
 class Server:
-    """The server half of an experiment."""
-
     def __init__(
         self, runtime: Runtime, clients: ClientStore | None = None, progress: ProgressFile | None = None
     ) -> None:
@@ -105,7 +103,6 @@ class Server:
         self._spare: list[Any] = []  # tensors of the last round's sums, used again
 
     def context(self, clock: Clock) -> Context:
-        """The context of the algorithm's server half at this moment."""
         return self.runtime.context(clock, None if self.progress is None else functools.partial(self.progress, clock))
 
     def _check_model(self, ctx: Context, message: Message, method: Callable[..., Any], what: str) -> None:
@@ -113,7 +110,6 @@ class Server:
         check_model(self.algorithm.model_of(ctx, message), self.runtime.objective, method, what)
 
     def facts(self) -> dict[str, Any]:
-        """Facts about the model and the data, which the driver prints and records."""
         layout, buffers = self.runtime.objective.layout, self.runtime.objective.buffer_layout
         with errors_of(self.algorithm, "init_client"):
             client = self.algorithm.init_client(self.context(Clock()))
@@ -174,7 +170,6 @@ class Server:
         return {hash: array for named in self._parts.values() for hash, array in named.items()}
 
     def part(self, hash: str) -> np.ndarray:
-        """One of :meth:`parts`."""
         return self.parts()[hash]
 
     def version(self, number: int) -> Message:
@@ -338,7 +333,6 @@ class Server:
         return metrics, probes
 
     def _look(self, ctx: Context, view: FinishView | RoundView) -> list[ProbeRow]:
-        """The rows of the server's probes for this view; their memory is staged."""
         observer = Observer(self.runtime.probes, self.runtime.reveal, self.memory)
         if observer.wants(view.place):
             standing = Standing(*self.runtime.probes.values())
@@ -467,7 +461,6 @@ class Server:
             return to_numpy(sendable(message, self.algorithm.published, "message"))
 
     def evaluate(self, clock: Clock) -> TestCounts:
-        """All tests of the global model, on the server."""
         published = self.published(clock)
         with self._errors_of(self.algorithm.predict, clock):
             return self.runtime.evaluate(published, self.context(clock))

@@ -131,7 +131,6 @@ class Simulation:
 
     @property
     def folder(self) -> Path:
-        """The folder that the run writes to at present."""
         return self.home.path
 
     # the run ----------------------------------------------------------------------------------
@@ -209,7 +208,6 @@ class Simulation:
         raise error
 
     def _check_process(self) -> None:
-        """Raises `FolderLostError` in a process that was forked from the run's own."""
         if os.getpid() != self._process:
             raise FolderLostError(
                 f"{self.home.shown} is the run of process {self._process}, from which this one was forked; only that "
@@ -279,7 +277,6 @@ class Simulation:
         return len(in_time)
 
     def _launch(self) -> tuple[Executor, Experiment]:
-        """(a ready executor, the experiment with automatic resources written out)."""
         return self.launch(self.experiment, self.folder, self.scenario, self.fingerprints, self.home.lock_id)
 
     def _restore(self, executor: Executor, facts: dict[str, Any], wanted: bool, before: Attempt | None) -> Attempt:
@@ -371,7 +368,6 @@ class Simulation:
 
     @contextlib.contextmanager
     def _display(self, run: Attempt, progress: bool) -> Iterator[Progress]:
-        """A context around the rounds of an attempt, with their display."""
         label = f"{method_name(self.experiment)} on {self.dataset.name}"
         total = self._rounds * len(self.scenario.stages)
         progress_file.remove(self.folder)
@@ -408,7 +404,7 @@ class Simulation:
         every, position = self.experiment.checkpoint.every, clock.complete
         run.recorder.round(row, clients)
         # do not wait: the server executes its calls in order
-        run.executor.start(Server.commit, position, self._participation.held(clock))
+        run.executor.start(Server.commit, position, self._participation.versions_after(clock))
         replaced = self._replace_previous_run(run)
         show(row)
         run.executor.show(row)
@@ -417,13 +413,11 @@ class Simulation:
         return True
 
     def _outcome(self) -> str:
-        """STATUS of a run whose rounds are complete."""
         result, split = Run(self.folder), self.experiment.evaluate.split
         last_test = final_tests(result.rounds, result.tests, self.scenario.stages, self.dataset, split)
         return untrained_reason(result.rounds) or collapse_reason(*last_test, split) or "finished"
 
     def _clocks(self, position: Position) -> list[Clock]:
-        """The transactions from the position on."""
         return list(schedule(position, self._rounds, len(self.scenario.stages)))
 
     def _task_boundary(self, run: Attempt, clock: Clock, show: Progress) -> bool:
@@ -496,7 +490,6 @@ class Simulation:
         return clients, row, row["cohort_size"] - len(clients)
 
     def _plan_ahead(self, number: int) -> None:
-        """Plan the arrivals of a server step while clients work."""
         with contextlib.suppress(ConfigError):  # raised again when the step begins
             if number < self._rounds:
                 self._participation.steps.step(number)
@@ -650,13 +643,11 @@ class Simulation:
         return time.perf_counter() - began
 
     def _record_probes(self, run: Attempt, clock: Clock, rows: Sequence[tuple[str, Row]]) -> None:
-        """Add rows of probes to their tables, below `diagnostics/`."""
         at = clock.complete
         when = {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase}
         run.recorder.diagnosed([(name, {**when, **row}) for name, row in rows])
 
     def _empty_row(self, clock: Clock, cohort_size: int) -> Row:
-        """The columns of a round's row, before the round."""
         row: Row = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1}
         row.update(**self._test_columns(), **{"train/loss": None}, cohort_size=cohort_size)
         return {**row, **self._costs(), "proxy_examples": 0.0}
@@ -670,7 +661,6 @@ class Simulation:
         return {f"{self.experiment.evaluate.split}/{name}": None for name in names}
 
     def _test(self, run: Attempt, clock: Clock, row: Row) -> None:
-        """Test the global model on the test set or the validation split, if the algorithm has a global model."""
         if self.experiment.algorithm.global_model:
             began = time.perf_counter()
             self._record_test(run, run.executor.test(clock), clock.complete, row)

@@ -147,7 +147,6 @@ class _Trial:
         self._trained = [p for p in self.parameters.values() if p.requires_grad]
 
     def seeded(self, call: Callable[[], T]) -> T:
-        """The result of a call under the trial's seed."""
         with preserve_globals():
             seed_globals(self.seed)
             return call()
@@ -176,7 +175,6 @@ class _Trial:
             )
 
     def run(self, x: Tensor) -> _Pass:
-        """A forward and backward pass in train mode under the trial's seed."""
         return self.seeded(lambda: self._run(x))
 
     def _run(self, x: Tensor) -> _Pass:
@@ -441,7 +439,6 @@ class _Trial:
         return evaluated, trained, differ and torch.equal(right, logits(own, False))  # no noise without a seed
 
     def _frozen(self) -> dict[str, str]:
-        """The norms of the frozen parameters, as text."""
         return {name: self._content(p)[1] for name, p in self.parameters.items() if not p.requires_grad}
 
     def changed_buffers(self) -> set[str]:
@@ -562,14 +559,12 @@ def _current(buffer: Buffer) -> Tensor | None:
 
 
 def _equal(one: Tensor | None, other: Tensor) -> bool:
-    """Whether two tensors have equal bits, NaN included."""
     if one is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(content(one), content(other))
 
 
 def _same(one: _Pass, other: _Pass) -> bool:
-    """Whether two passes gave the same logits and gradients."""
     pairs = [(one.logits, other.logits), *zip(one.gradients, other.gradients, strict=True)]
     return all(a is b if a is None or b is None else _equal(a, b) for a, b in pairs)
 

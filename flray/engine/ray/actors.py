@@ -166,7 +166,6 @@ class ClientActor:
         return apart(result, clients) if combining else (result, clients)
 
     def combine(self, *runs: ChunkResult) -> tuple[ChunkResult, Part]:
-        """The sums of neighbouring chunks as one, see :func:`combiners.combine`."""
         assert self.client  # set up: messages may be of the user's classes
         return combine(*runs)
 
@@ -210,8 +209,6 @@ class ClientActor:
 
 
 class ServerActor:
-    """The server of a run and the store of its folder, see :class:`Server` and :class:`RunStore`."""
-
     _server: Server | None = None
     _store: RunStore | None = None
 
@@ -230,11 +227,9 @@ class ServerActor:
 
     # the executor's `call` and `call_store` check the arguments; a type does not survive Ray's remote call
     def call(self, method: Callable[..., T], args: tuple[Any, ...], options: dict[str, Any]) -> T:
-        """The result of a method of :class:`Server`."""
         return method(self.server, *args, **options)
 
     def call_store(self, method: Callable[..., T], args: tuple[Any, ...], options: dict[str, Any]) -> T:
-        """The result of a method of :class:`RunStore`."""
         return method(self._store, *args, **options)
 
     # the exchange -----------------------------------------------------------------------------

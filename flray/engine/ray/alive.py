@@ -110,7 +110,6 @@ def watch(connection: str, gcs_address: str, raylet_socket: Path | None, own: bo
 
 
 def watches(connection: str) -> bool:
-    """Whether this connection is watched already."""
     return _watch is not None and _watch.key == connection
 
 

@@ -45,8 +45,6 @@ T = TypeVar("T")
 
 
 class ChunkRefs(NamedTuple):
-    """References to a chunk's sums and to the rest of its result, and the report."""
-
     sums: Any
     own: Any
     report: ChunkReport
@@ -56,8 +54,6 @@ Sums = tuple[Any, Part]  # a reference to them, and where they are
 
 
 class Begun(NamedTuple):
-    """A turn whose chunks were sent before it was planned, the kind of its plan, and the calls."""
-
     turn: Turn
     kind: tuple[Any, ...]
     calls: list[SentCall]
@@ -199,7 +195,6 @@ class CallsExecutor:
         return Begun(turn, plan.kind, [self.pool.send(*pair) for pair in pairs])
 
     def _taken(self, turn: Turn, plan: ExchangePlan) -> dict[int, SentCall]:
-        """By chunk the calls that have begun with this turn. Those of another turn or plan are taken back."""
         begun, self._begun = self._begun, None
         if begun is None:
             return {}
@@ -211,7 +206,6 @@ class CallsExecutor:
     def _call(
         self, run: Sequence[Chunk], plan: ExchangePlan, broadcast: Message, actor: Any
     ) -> tuple[Sequence[Any], Any]:
-        """Send a chunk, or neighbouring ones of several versions, to the actor that trains them."""
         if run[0].version is None:
             return self._work(run[0], plan, broadcast, actor)
         return self._work_versions(run, plan, actor)
@@ -251,7 +245,6 @@ class CallsExecutor:
         return self._again(lambda: self._test(clock), self._published.clear)
 
     def _is_due(self, clock: Clock) -> bool:
-        """Whether the client actors test the model after this round."""
         rule, tested = self.experiment.evaluate, self.experiment.algorithm.global_model and clock.phase == "round"
         return tested and rule.on == "clients" and rule.due(clock.round, self.experiment.rounds)
 
@@ -263,7 +256,6 @@ class CallsExecutor:
         return merge_counts(report for _, report in counts)
 
     def _tests(self, published: Any, clock: Clock, parts: int, broadcast: Any) -> list[ActorCall]:
-        """The parts of the test of what is `published`, a reference, with arrays of a `broadcast`."""
         name = call_name(ClientActor.evaluate, _task_name(clock))
 
         def call_of(part: int) -> ActorCall:

@@ -14,7 +14,6 @@ PARTS = 10_000  # of a CPU or a GPU, in which Ray counts
 
 
 def in_parts(amount: float) -> int:
-    """An amount of CPUs or GPUs as Ray counts it."""
     return round(amount * PARTS)
 
 
@@ -33,7 +32,6 @@ def gpu_share(actors: int) -> float:
 
 
 def shares(need: Mapping[str, float]) -> str:
-    """What an actor takes, in words."""
     return f"{need['num_cpus']:g} CPUs and {need['num_gpus']:g} GPUs"
 
 
@@ -78,7 +76,6 @@ def num_client_actors(
 
 
 def _most(nodes: list[tuple[float, float]], client: dict[str, float], server: dict[str, float]) -> int:
-    """The most client actors that nodes with these (CPUs, GPUs) hold beside the server."""
     return max((count_fitting(rest, client) for rest in _without_server(nodes, server)), default=0)
 
 
@@ -95,7 +92,6 @@ def _without(nodes: list[tuple[float, float]], taken: Sequence[dict[str, float]]
 
 
 def node_resources() -> list[tuple[float, float]]:
-    """(CPUs, GPUs) of every node of the cluster."""
     return [(n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in ray.nodes() if n["Alive"]]
 
 

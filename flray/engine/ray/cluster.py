@@ -221,7 +221,6 @@ def forks() -> tuple[str, str] | None:
 
 
 def leave_forks() -> None:
-    """The parent of the workers of a Ray that has ended here ends."""
     while _forked:
         _forked.pop().close()
 
@@ -355,7 +354,6 @@ def _init(where: str, **options: Any) -> None:  # Any: options of `ray.init`
 
 
 def _silence() -> None:
-    """No log of a dead process of Ray on the terminal."""
     try:
         from flray.engine.ray.private.connection import silence
 
@@ -365,7 +363,6 @@ def _silence() -> None:
 
 
 def close() -> None:
-    """Stop the cluster if this process started it."""
     if _ours["cpus"]:
         _ours["cpus"] = 0
         alive.forget()

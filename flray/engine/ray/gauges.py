@@ -29,7 +29,6 @@ class Gauges:
         self._tags = {"run": run, "seed": str(seed)}
 
     def set(self, row: Mapping[str, Any], repeated: int) -> None:
-        """Show a row of `rounds/`; what it does not have keeps its last value."""
         clients = row["cohort_size"] - row.get("clients_dropped", 0)
         values = {
             "flray_round": row["done"],

@@ -75,7 +75,6 @@ def newest() -> ActorPool | None:
 
 
 def register(pool: ActorPool) -> None:
-    """Count a pool that was not made by :func:`lease`."""
     cluster.borrowers.append(pool)
 
 
@@ -96,7 +95,6 @@ def give_back(pool: ActorPool, *, busy: bool = False) -> None:
 
 
 def end(pool: ActorPool) -> None:
-    """End the actors of a pool, whoever has it."""
     with cluster.lock:
         if pool in cluster.borrowers:
             cluster.borrowers.remove(pool)
@@ -119,7 +117,6 @@ def alone(what: str) -> None:
 
 
 def end_idle() -> None:
-    """End the actors that wait for the next run."""
     with cluster.lock:
         _drop_idle()
 

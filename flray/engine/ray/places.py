@@ -27,7 +27,6 @@ class Places(NamedTuple):
 
     @classmethod
     def here(cls) -> Places:
-        """Those of this process."""
         return cls(this_node(), {name: os.environ[name] for name in (*FOLDERS, *SWITCHES) if os.environ.get(name)})
 
     def adopt(self) -> None:

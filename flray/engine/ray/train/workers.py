@@ -144,7 +144,6 @@ def learn(config: dict[str, Any]) -> None:
 
 
 def _rounds(experiment: Experiment, first: Clock) -> Iterator[Clock]:
-    """The rounds of all tasks from `first` on."""
     transactions = schedule(START, experiment.rounds, experiment.num_tasks)
     return (clock for clock in transactions if clock.phase == "round" and clock.done >= first.done)
 
@@ -294,7 +293,6 @@ class TrainPool(ActorPool):
         return result
 
     def _problem(self) -> str | None:
-        """What ended the trainer."""
         try:
             problem: str | None = ray.get(self._fit)
             return problem
