@@ -15,6 +15,7 @@ import ray
 from flray.engine.ray.actors import ServerActor
 from flray.engine.ray.calls import CallsExecutor
 from flray.engine.ray.pool import ActorPool
+from flray.engine.server import Server
 from flray.engine.simulation import Simulation
 
 
@@ -84,14 +85,15 @@ def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
     original, calls, killed = ActorPool.start, [], []
 
     def start(self: ActorPool, called: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        if called.__name__ == method:
+        name = arguments[0].__name__ if called is ServerActor.call else called.__name__
+        if name == method:
             calls.append(method)
-        if called.__name__ == method and len(calls) == call + 1 and not killed:
+        if name == method and len(calls) == call + 1 and not killed:
             killed.append(method)
             ray.kill(self.server)
             with suppress(ray.exceptions.RayActorError):
                 while True:  # until the kill has arrived
-                    ray.get(original(self, ServerActor.states, []))
+                    ray.get(original(self, ServerActor.call, Server.states, ([],), {}))
         return original(self, called, *arguments, **options)
 
     with patch.object(ActorPool, "start", start):

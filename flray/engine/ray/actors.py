@@ -21,13 +21,12 @@ from flray.core.messages import Cohort, Message, tensors
 from flray.core.messages.shared import join, referring
 from flray.core.network.objective import Precision
 from flray.core.protocol.clock import Clock
-from flray.core.protocol.exchange import Exchange
 from flray.engine import devices
 from flray.engine.client import Client
 from flray.engine.counts import TestCounts
-from flray.engine.exchanges import Chunk, ChunkResult, ClientReport, ExchangePlan, ServerReport
+from flray.engine.exchanges import Chunk, ChunkResult, ExchangePlan, ServerReport
 from flray.engine.ray import by_value
-from flray.engine.ray.combiners import ChunkReport, Part, apart, combine
+from flray.engine.ray.combiners import Part, apart, combine
 from flray.engine.ray.places import Places
 from flray.engine.ray.this_node import this_node, this_process
 from flray.engine.runtime import Runtime, TaskSummary
@@ -126,44 +125,31 @@ class ClientActor:
             raise FreshActorError
         return self._client
 
-    def work(
-        self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
-    ) -> tuple[ChunkResult, list[ClientReport]]:
-        """The work of one chunk; `parts` are the broadcast's shared ones, in the order of `plan.shared`."""
-        whole = join(broadcast, dict(zip(plan.shared, parts, strict=True)))
-        return self.client.work(chunk, plan.exchange, whole, states)
-
     def prepare_ahead(self, chunk: Chunk) -> None:
         """See :meth:`Client.prepare_ahead`; whatever fails here fails again, and is told, in the chunk's work."""
         with contextlib.suppress(Exception):
             self.client.prepare_ahead(chunk)
 
-    def work_ahead(
+    def work(
         self,
-        chunk: Chunk,
-        kind: tuple[Any, ...],
+        run: Sequence[Chunk],
         plan: ExchangePlan | None,
-        broadcast: Message,
-        states: Sequence[Message] | None,
-    ) -> tuple[ChunkResult | None, list[ClientReport]]:
-        """:meth:`work` of a chunk that was cut before its round was planned. None: its plan is of another kind."""
-        if plan is None or plan.clock != chunk.clock or plan.kind != kind:
-            return None, []
-        return self.work(chunk, plan, broadcast, states)
-
-    def work_apart(
-        self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, states: Sequence[Message] | None, *parts: np.ndarray
-    ) -> tuple[ChunkResult, ChunkResult | None, ChunkReport]:
-        """The same, for combiners: the sums apart from what cannot be added, see :func:`combiners.apart`."""
-        return apart(*self.work(chunk, plan, broadcast, states, *parts))
-
-    def work_versions(
-        self, chunks: Sequence[Chunk], plan: ExchangePlan, combining: bool, *messages: Any
+        kind: tuple[Any, ...] | None,
+        combining: bool,
+        *messages: Any,
     ) -> tuple[Any, ...]:
-        """The work of neighbouring chunks, as that of one. `messages`: their broadcasts, then their clients' states."""
-        broadcasts, states = messages[: len(chunks)], messages[len(chunks) :]
-        result, clients = self.client.work_neighbours(chunks, plan.exchange, broadcasts, states)
-        return apart(result, clients) if combining else (result, clients)
+        """The work of neighbouring chunks, as that of one, for combiners as :func:`combiners.apart` gives it.
+
+        `kind`: of the plan for which the chunks were cut before their round was planned; where the plan is another one,
+        nothing is done. `messages`: their broadcasts, their clients' states, the broadcast's shared parts in the order
+        of `plan.shared`.
+        """
+        if plan is None or (kind is not None and (plan.clock != run[0].clock or plan.kind != kind)):
+            return None, []
+        parts = dict(zip(plan.shared, messages[2 * len(run) :], strict=False))  # a version's broadcast is whole
+        broadcasts = [join(broadcast, parts) for broadcast in messages[: len(run)]]
+        done = self.client.work_neighbours(run, plan.exchange, broadcasts, messages[len(run) : 2 * len(run)])
+        return apart(*done) if combining else done
 
     def combine(self, *runs: ChunkResult) -> tuple[ChunkResult, Part]:
         assert self.client  # set up: messages may be of the user's classes
@@ -233,21 +219,6 @@ class ServerActor:
         return method(self._store, *args, **options)
 
     # the exchange -----------------------------------------------------------------------------
-    def plan(self, clock: Clock) -> tuple[Message, ExchangePlan | None]:
-        return self.server.plan(clock)
-
-    def broadcast(self, clock: Clock, exchange: Exchange) -> tuple[Message, ExchangePlan]:
-        return self.server.broadcast(clock, exchange)
-
-    def part(self, hash: str) -> np.ndarray:
-        return self.server.part(hash)
-
-    def version(self, number: int) -> Message:
-        return self.server.version(number)
-
-    def states(self, clients: Sequence[int]) -> list[Message]:
-        return self.server.states(clients)
-
     def finish(
         self, plan: ExchangePlan, cohort: Cohort, ahead: Sequence[Clock], tested: bool, *results: ChunkResult
     ) -> tuple[Message, ExchangePlan | None, Message, tuple[ServerReport, list[ExchangePlan | None]]]:
@@ -267,6 +238,3 @@ class ServerActor:
             return broadcast, None, None, (report, plans)
         published = self.server.published(plan.clock.transaction) if tested else None
         return broadcast, plans[-1], referring(published, broadcast), (report, plans)
-
-    def published(self, clock: Clock) -> Message:
-        return self.server.published(clock)

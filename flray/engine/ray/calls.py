@@ -87,7 +87,7 @@ class CallsExecutor:
 
     def plan(self, clock: Clock) -> ExchangePlan | None:
         if clock not in self._plans:  # else the exchange before has planned it
-            broadcast, plan_ref = self.pool.start(ServerActor.plan, clock, returns=2)
+            broadcast, plan_ref = self._ask(Server.plan, clock, returns=2)
             self._set_plans({clock: (broadcast, self.pool.wait(plan_ref))})
         return self._plans[clock][1]
 
@@ -96,10 +96,10 @@ class CallsExecutor:
         self._plans = broadcast
         named = [hash for _, plan in broadcast.values() if plan is not None for hash in plan.shared]
         if named:  # those of a round whose second exchange names none stay for the next one
-            self._parts = {hash: self._parts.get(hash) or self.pool.start(ServerActor.part, hash) for hash in named}
+            self._parts = {hash: self._parts.get(hash) or self._ask(Server.part, hash) for hash in named}
 
     def broadcast(self, clock: Clock, exchange: Exchange) -> ExchangePlan:
-        broadcast, plan_ref = self.pool.start(ServerActor.broadcast, clock, exchange, returns=2)
+        broadcast, plan_ref = self._ask(Server.broadcast, clock, exchange, returns=2)
         plan: ExchangePlan = self.pool.wait(plan_ref)
         self._set_plans({clock: (broadcast, plan)})
         return plan
@@ -132,7 +132,7 @@ class CallsExecutor:
         begun = self._taken(turn, plan)
         following = list[Turn]()
         left = [i for i in range(len(turn.by_actor)) if i not in done]
-        work = [functools.partial(self._call, turn.by_actor[i], plan, broadcast) for i in left]
+        work = [functools.partial(self._work, turn.by_actor[i], plan, broadcast) for i in left]
         sent = {place: begun[i] for place, i in enumerate(left) if i in begun}
 
         def where(place: int) -> str:
@@ -189,7 +189,7 @@ class CallsExecutor:
         assert plan.kind is not None  # `_look_ahead`
 
         def call_of(chunk: Chunk) -> ActorCall:
-            return lambda actor: self._work(chunk, plan, broadcast, actor, next_plan)
+            return lambda actor: self._work([chunk], plan, broadcast, actor, next_plan)
 
         pairs = zip(map(call_of, turn.chunks), self.pool.clients, strict=False)
         return Begun(turn, plan.kind, [self.pool.send(*pair) for pair in pairs])
@@ -203,40 +203,27 @@ class CallsExecutor:
         self.pool.cancel(call.report for call in begun.calls)
         return {}
 
-    def _call(
-        self, run: Sequence[Chunk], plan: ExchangePlan, broadcast: Message, actor: Any
-    ) -> tuple[Sequence[Any], Any]:
-        if run[0].version is None:
-            return self._work(run[0], plan, broadcast, actor)
-        return self._work_versions(run, plan, actor)
-
     def _work(
-        self, chunk: Chunk, plan: ExchangePlan, broadcast: Message, actor: Any, next_plan: Any = None
+        self, run: Sequence[Chunk], plan: ExchangePlan, broadcast: Message, actor: Any, next_plan: Any = None
     ) -> tuple[Sequence[Any], Any]:
-        """`next_plan`: a reference to the chunk's own plan, which will be of the kind of `plan`."""
-        states = self.pool.start(ServerActor.states, chunk.clients) if self.facts["stateful"] else None
-        name = call_name(ClientActor.work, _task_name(chunk.clock))
-        if next_plan is not None:
-            call = actor.work_ahead.options(num_returns=2, name=name)
-            *payloads, report = call.remote(chunk, plan.kind, next_plan, broadcast, states)
-        else:
-            parts = [self._parts[hash] for hash in plan.shared]
-            method = actor.work_apart if self._combining else actor.work
-            call = method.options(num_returns=3 if self._combining else 2, name=name)
-            *payloads, report = call.remote(chunk, plan, broadcast, states, *parts)
+        """Send neighbouring chunks, which may be of several versions, to the actor that trains them. `next_plan`: a
+        reference to their own plan, which will be of the kind of `plan`."""
+        ahead = next_plan is not None
+        stateful, whole = self.facts["stateful"], run[0].version is not None
+        states = [self._ask(Server.states, chunk.clients) if stateful else None for chunk in run]
+        broadcasts = [self._version(chunk.version) if chunk.version is not None else broadcast for chunk in run]
+        parts = [] if ahead or whole else [self._parts[hash] for hash in plan.shared]
+        combining = self._combining and not ahead
+        name = call_name(ClientActor.work, _task_name(run[0].clock if ahead else plan.clock))
+        call = actor.work.options(num_returns=3 if combining else 2, name=name)
+        given = (next_plan, plan.kind) if ahead else (plan, None)
+        *payloads, report = call.remote(run, *given, combining, *broadcasts, *states, *parts)
         return payloads, report
 
-    def _work_versions(self, run: Sequence[Chunk], plan: ExchangePlan, actor: Any) -> tuple[Sequence[Any], Any]:
-        for version in (chunk.version for chunk in run):
-            if version is not None and version not in self._versions:
-                self._versions[version] = self.pool.start(ServerActor.version, version)
-        broadcasts = [self._versions[chunk.version] for chunk in run if chunk.version is not None]  # whole ones
-        stateful = self.facts["stateful"]
-        states = [self.pool.start(ServerActor.states, chunk.clients) if stateful else None for chunk in run]
-        name, returns = call_name(ClientActor.work, _task_name(plan.clock)), 3 if self._combining else 2
-        call = actor.work_versions.options(num_returns=returns, name=name)
-        *payloads, report = call.remote(run, plan, self._combining, *broadcasts, *states)
-        return payloads, report
+    def _version(self, number: int) -> Any:
+        if number not in self._versions:
+            self._versions[number] = self._ask(Server.version, number)
+        return self._versions[number]
 
     def test(self, clock: Clock) -> TestCounts:
         if self.experiment.evaluate.on == "server" or not self.pool.clients:  # centralized training has none
@@ -250,7 +237,7 @@ class CallsExecutor:
 
     def _test(self, clock: Clock) -> TestCounts:
         sent = dict(enumerate(self._sent_tests.pop(clock, [])))
-        published, broadcast = self._published.get(clock) or (self.pool.start(ServerActor.published, clock), None)
+        published, broadcast = self._published.get(clock) or (self._ask(Server.published, clock), None)
         work = self._tests(published, clock, len(sent) or self.num_chunks, broadcast)
         counts = self.pool.execute(work, begun=sent, where=lambda part: f"the test after {clock}")
         return merge_counts(report for _, report in counts)
@@ -271,12 +258,16 @@ class CallsExecutor:
 
         def call_of(chunk: Chunk) -> ActorCall:
             return lambda actor: actor.personal.options(num_returns=2).remote(
-                chunk, plan, broadcast, self.pool.start(ServerActor.states, chunk.clients), finetune_epochs, *parts
+                chunk, plan, broadcast, self._ask(Server.states, chunk.clients), finetune_epochs, *parts
             )
 
         work = [call_of(chunk) for chunk in chunks]
         done = self.pool.execute(work, where=lambda i: f"the test of clients {shown(chunks[i].clients)} in {clock}")
         return [row for _, rows in done for row in rows]
+
+    def _ask(self, method: Callable[..., Any], *args: Any, returns: int = 1) -> Any:
+        """A reference to the result of a method of the server, or so many."""
+        return self.pool.start(ServerActor.call, method, args, {}, returns=returns)
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:
         return cast(T, self.pool.wait(self.pool.start(ServerActor.call, method, args, options)))
