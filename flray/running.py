@@ -259,9 +259,9 @@ def _executors(experiment: Experiment, progress: bool) -> tuple[Background | Non
         if progress and experiment.resources.executor == "auto":
             LOGGER.info("a small run: in this process, without Ray (resources.executor=calls: on Ray's actors)")
         return None, launch
+    from flray.engine.ray.calls import launch as launch_actors
     from flray.engine.ray.capacity import cpus_needed
     from flray.engine.ray.cluster import Background, connect, ray
-    from flray.engine.ray.launch import launch as launch_actors
 
     needed, insecure = cpus_needed(experiment), experiment.resources.insecure_ray
     if ray.is_initialized():

@@ -30,8 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flray.config.experiment import Experiment
 from flray.config.loader import load_config
-from flray.contracts.flat import flatten
-from flray.contracts.played import Local, Unchanging, bits
+from flray.contracts.played import Local, Unchanging, bits, flatten
 from flray.core.messages import Message, tensors
 from flray.core.schema.errors import ConfigError, FlrayError
 from flray.core.schema.hp import Hyperparameter, hyperparameters

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flray.contracts.flat import flatten
-from flray.core.messages import Record, to_torch
+from flray.core.messages import Record, leaves, to_numpy, to_torch
 from flray.core.protocol.clock import START, Clock, schedule
 from flray.core.protocol.exchange import Exchange
 from flray.engine import cohort as cohorts, local_executor as local
@@ -247,3 +246,8 @@ def size(message: Any) -> int:
 def bits(message: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """A message as comparable bytes, by field; NaN and -0.0 are their own bits."""
     return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in flatten(message).items()}
+
+
+def flatten(message: Any) -> dict[str, np.ndarray]:
+    """Name -> array of everything in a message, numbers as 0-dim arrays; None is left out."""
+    return {name: np.asarray(to_numpy(leaf)) for name, leaf in leaves(message) if leaf is not None}

@@ -65,8 +65,7 @@ from flray.engine.blame import (
     sizes_of_batches,
     write_error,
 )
-from flray.engine.captured import CapturedSteps
-from flray.engine.cuda_graphs import CudaGraphs
+from flray.engine.captured import CapturedSteps, CudaGraphs
 from flray.engine.exchanges import Chunk, ChunkResult, ClientReport
 from flray.engine.health import client_problem, reported, sums
 from flray.engine.runtime import Runtime

@@ -7,11 +7,14 @@ the largest of them is the peak. What no tensor shows is a stated margin.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from flray.core.messages import Message, map_tensors, nbytes_by_field, tensors, to_numpy
 from flray.core.network.frozen import begin
@@ -22,7 +25,6 @@ from flray.engine import devices
 from flray.engine.client import Client, ClientResult
 from flray.engine.cohort import largest_cohort, turns
 from flray.engine.exchanges import Chunk
-from flray.engine.live_bytes import Timeline
 from flray.engine.runtime import Runtime
 from flray.models.hugging_face import padded
 from flray.ops.pooling import pooling_of
@@ -35,6 +37,35 @@ STEPS = 2  # momentum and Adam's moments are there from the second one on
 # holds for one of a tensor, because plain and recorded steps each keep theirs; the workspace of the kernels, which
 # the allocator holds too; and what CUDA has besides.
 HELD, WORKSPACE, CUDA = 4.0, 145 * 2**20, 775 * 2**20
+
+
+class Timeline(TorchDispatchMode):
+    """A context in which `history` gets the bytes that are alive on a device after each operation, by storage."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        TorchDispatchMode.__init__(self)
+        self.device = torch.device(device)
+        self.history: list[int] = []
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def add(self, *tensors: torch.Tensor) -> None:
+        """Count these tensors too, which no operation may read."""
+        for tensor in tensors:
+            if tensor.device.type != self.device.type:
+                continue
+            storage = tensor.untyped_storage()
+            self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+
+    @property
+    def now(self) -> int:
+        self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
+        return sum(size for _, size in self._alive.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.add(*(leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)))
+        self.history.append(self.now)
+        return out
 
 
 class ClientMemory(NamedTuple):

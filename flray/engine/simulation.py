@@ -42,14 +42,13 @@ from flray.engine.arrivals import Participation
 from flray.engine.blame import server_never_started
 from flray.engine.client import in_folder
 from flray.engine.counts import TestCounts, add_test_sums
-from flray.engine.evaluate import evaluate_personal, personal_columns
 from flray.engine.exchanges import Chunk, ExchangePlan, Turn
 from flray.engine.flops import StepFlops, largest_client, step_kind
 from flray.engine.prepare import stored_scenario
 from flray.engine.progress import Progress, line, stage
 from flray.engine.rounds import Executor, FinishedExchange, add_sent, orders
 from flray.engine.server import Server
-from flray.engine.summary import collapse_reason, final_tests, untrained_reason
+from flray.engine.summary import collapse_reason, final_tests, personal_columns, untrained_reason
 from flray.engine.tickets import NobodyComesError, ServerStep
 from flray.engine.trace import unprofiled
 from flray.files import checksum, quoted, write_text
@@ -67,6 +66,7 @@ from flray.rundir.trackers import Trackers
 from flray.scenario import Scenario, Work
 
 RESTARTS = 3  # of the server actor in one run
+CHUNKS_PER_ACTOR = 4  # of the personalised test: unequal clients even out
 
 Launch = Callable[[Experiment, Path, Scenario, dict[str, Any], str], tuple[Executor, Experiment]]
 Row = dict[str, Any]
@@ -790,3 +790,14 @@ def _first_line(error: BaseException) -> str:
     if isinstance(error, FlrayError) and str(error):
         return str(error).splitlines()[0]
     return described(error).removeprefix(f"{type(error).__name__}: ")
+
+
+def evaluate_personal(executor: Executor, experiment: Experiment, scenario: Scenario, clock: Clock) -> list[Row]:
+    """The personalised test: a row a client and number of fine-tuning epochs, with the size of its local share of the
+    test set and the accuracy on it (FedSOL, Section 4.4, Table 9)."""
+    algorithm, now = experiment.algorithm, clock._replace(phase="personal")
+    clients = np.asarray(scenario.members(clock.task)[: experiment.evaluate.personal_clients], dtype=np.int64)
+    num_chunks = CHUNKS_PER_ACTOR * executor.num_chunks
+    turns, _ = cohorts.turns(scenario, algorithm, clients, now, algorithm.training, num_chunks)
+    epochs = experiment.personal_epochs
+    return [row for turn in turns for row in executor.personal(turn.clock, turn.chunks, epochs)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.core.schema.errors import AlgorithmError
+from flray.metrics import fairness
 from flray.metrics.names import LAST
 
 if TYPE_CHECKING:
@@ -68,6 +69,19 @@ def _mean(name: str, pairs: Sequence[tuple[float, Any]]) -> float | list[float] 
         mean = (given * np.where(there, values, 0.0)).sum(axis=0) / total
     means: list[float] = mean.tolist()
     return means
+
+
+def personal_columns(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The columns `personal/ftE/acc_mean`, `acc_std` (over clients, ddof 0), `acc_p10`, `acc_worst` and `gini` for
+    every E, over the clients with test samples."""
+    columns: dict[str, float] = {}
+    for epochs in dict.fromkeys(row["finetune_epochs"] for row in rows):
+        values = [row["test/acc"] for row in rows if row["finetune_epochs"] == epochs and row["num_test"]]
+        if values:
+            spread = fairness.spread(values)
+            names = {"acc_mean": spread.mean, "acc_std": spread.std, "acc_p10": spread.p10, "acc_worst": spread.worst}
+            columns |= {f"personal/ft{epochs}/{name}": value for name, value in (names | {"gini": spread.gini}).items()}
+    return columns
 
 
 def untrained_reason(rounds: pandas.DataFrame) -> str | None:

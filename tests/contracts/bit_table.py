@@ -56,8 +56,7 @@ def canary() -> str:
 def entry(experiment: Any) -> dict[str, str]:
     """Checksums after three rounds: the model as it is saved, the server's and the clients' state, and the numbers of
     the rounds."""
-    from flray.contracts.flat import flatten
-    from flray.contracts.played import Local
+    from flray.contracts.played import Local, flatten
 
     with tempfile.TemporaryDirectory() as folder:
         local = Local(experiment, Path(folder))

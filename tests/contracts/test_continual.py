@@ -20,8 +20,7 @@ import yaml
 import flray
 from flray.algorithms import ALGORITHMS
 from flray.config.loader import load_config
-from flray.contracts.flat import flatten
-from flray.contracts.played import Local, Unchanging, bits
+from flray.contracts.played import Local, Unchanging, bits, flatten
 from flray.core.messages import tensors, to_torch
 from flray.core.messages.packed import Packed
 from flray.core.protocol.clock import Clock

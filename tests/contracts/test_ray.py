@@ -10,8 +10,7 @@ import pytest
 
 import flray
 from flray.algorithms import ALGORITHMS
-from flray.contracts.flat import flatten
-from flray.contracts.played import Local
+from flray.contracts.played import Local, flatten
 from flray.core.messages import equal, to_numpy
 from flray.engine.replay import Replay
 from flray.rundir import checkpoint

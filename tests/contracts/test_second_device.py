@@ -13,14 +13,13 @@ import torch
 
 import flray
 from flray.config.loader import load_config
-from flray.contracts.flat import flatten
-from flray.contracts.played import Local
+from flray.contracts.played import Local, flatten
 from flray.core.protocol.clock import Clock
-from flray.engine.evaluate import evaluate_personal
 from flray.engine.learner import Learner
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.replay import Replay
 from flray.engine.runtime import Runtime, TaskSummary
+from flray.engine.simulation import evaluate_personal
 from flray.metrics.probes import PROBES
 from tests.contracts import traffic
 from tests.contracts.table import TABLE, experiment

@@ -10,8 +10,7 @@ from flray.core.messages import to_numpy
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
 from flray.engine.client import Client
-from flray.engine.device_memory import CUDA, HELD, WORKSPACE, ClientMemory, client_memory
-from flray.engine.live_bytes import Timeline
+from flray.engine.device_memory import CUDA, HELD, WORKSPACE, ClientMemory, Timeline, client_memory
 from tests.contracts.table import TABLE, experiment
 from tests.support.devices import using
 from tests.support.memory import CLIENTS, broadcast_of, chunk_of, predicted, small

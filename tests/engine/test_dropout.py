@@ -8,8 +8,7 @@ import pytest
 
 import flray
 from flray.config.experiment import CohortConfig
-from flray.contracts.flat import flatten
-from flray.contracts.played import Local, bits
+from flray.contracts.played import Local, bits, flatten
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError

@@ -18,9 +18,8 @@ from flray.core.messages import to_torch
 from flray.core.schema.errors import DataError
 from flray.data import load_dataset
 from flray.doctor import examine
-from flray.engine.evaluate import personal_columns
 from flray.engine.replay import Replay
-from flray.engine.summary import collapse_reason, final_tests, untrained_reason
+from flray.engine.summary import collapse_reason, final_tests, personal_columns, untrained_reason
 from flray.models import build_model
 from flray.rundir import checkpoint
 from flray.scenario import load_partition

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 import flray
 from flray.cli import app
-from flray.contracts.flat import flatten
-from flray.contracts.played import Local
+from flray.contracts.played import Local, flatten
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.data import load_dataset

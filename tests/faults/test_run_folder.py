@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import flray
-from flray.contracts.flat import flatten
+from flray.contracts.played import flatten
 from flray.core.messages.packed import Packed
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import FlrayError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import flray
-from flray.contracts.flat import flatten
+from flray.contracts.played import flatten
 from flray.rundir import checkpoint
 
 

@@ -10,7 +10,7 @@ import torch
 
 from flray.algorithms.fedavg import FedAvg
 from flray.contracts.played import Local
-from flray.engine.cuda_graphs import CudaGraphs
+from flray.engine.captured import CudaGraphs
 from tests.contracts.table import TABLE
 from tests.contracts.traffic import short
 from tests.support.devices import finish, numbers

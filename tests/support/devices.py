@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.contracts.flat import flatten
-from flray.contracts.played import Local
+from flray.contracts.played import Local, flatten
 from flray.core.protocol.clock import Clock
 from flray.engine import devices
 from tests.support import second_device

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file
 
-from flray.contracts.flat import flatten
+from flray.contracts.played import flatten
 from flray.results.notebook import Run
 from flray.rundir import checkpoint
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from flray.config.loader import load_config
-from flray.contracts.flat import flatten
+from flray.contracts.played import flatten
 from flray.core.protocol.clock import Clock
 from flray.engine.cohort import sample_cohort
 from flray.rundir import checkpoint

@@ -22,18 +22,24 @@ from flray.config.experiment import Experiment
 from flray.core.messages import Message, to_numpy
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.core.schema.errors import shown
+from flray.core.schema.errors import FlrayError, ServerLostError, shown
+from flray.engine import cohort as cohorts, devices
+from flray.engine.blame import server_never_started
 from flray.engine.counts import TestCounts, merge_counts
 from flray.engine.exchanges import Chunk, ExchangePlan, Turn
-from flray.engine.ray import alive, combiners, leases
-from flray.engine.ray.actors import ClientActor, ServerActor
+from flray.engine.ray import alive, by_value, combiners, leases
+from flray.engine.ray.actors import ClientActor, Recipe, ServerActor
+from flray.engine.ray.capacity import gpu_share
 from flray.engine.ray.cluster import ray, started
 from flray.engine.ray.combiners import ChunkReport, Part
-from flray.engine.ray.gauges import Gauges
 from flray.engine.ray.pool import ActorCall, ActorPool, SentCall, call_name
 from flray.engine.rounds import P, TurnResult
 from flray.engine.server import Server
+from flray.engine.threads import cores
+from flray.files import checksum
+from flray.rundir.provenance import imported_sources
 from flray.rundir.run_store import RunStore
+from flray.scenario import Scenario
 
 LOST_RESULTS = 3  # times that one piece of work is computed
 SAVE_S = 10.0  # for a checkpoint after a death of Ray's own processes
@@ -356,3 +362,104 @@ def _merge(pool: ActorPool, groups: Sequence[list[Sums]], options: dict[str, Any
     nodes = [max((part for _, part in group), key=lambda part: part.bytes).node for group in several]
     done = iter(pool.execute([call(group) for group in several], nodes))
     return [group[0] if len(group) == 1 else next(done) for group in groups]
+
+
+# gauges -------------------------------------------------------------------------------------------
+# for the Prometheus that watches a cluster (`configs/cluster/grafana.json` draws them): Ray exports them from every
+# node, with the prefix `ray_`; a Ray that flray starts has no such export
+GAUGES = {
+    "flray_round": "rounds done, over all tasks",
+    "flray_accuracy": "accuracy of the global model, 0 to 1",
+    "flray_loss": "mean training loss of the last round's clients",
+    "flray_clients_per_second": "clients that the last round trained, by its seconds",
+    "flray_up_bytes": "bytes that the last round's clients sent",
+    "flray_down_bytes": "bytes that the last round's clients were sent",
+    "flray_repeated_work": "pieces of work that were repeated because a process died",
+}
+
+
+class Gauges:
+    """The gauges of one run, tagged `run` (the experiment's name) and `seed`."""
+
+    def __init__(self, run: str, seed: int) -> None:
+        from ray.util.metrics import Gauge
+
+        self._gauges = {name: Gauge(name, text, ("run", "seed")) for name, text in GAUGES.items()}
+        self._tags = {"run": run, "seed": str(seed)}
+
+    def set(self, row: Mapping[str, Any], repeated: int) -> None:
+        clients = row["cohort_size"] - row.get("clients_dropped", 0)
+        values = {
+            "flray_round": row["done"],
+            "flray_accuracy": row.get("test/acc", row.get("val/acc")),
+            "flray_loss": row.get("train/loss"),
+            "flray_clients_per_second": clients / row["time/round_s"] if row.get("time/round_s") else None,
+            "flray_up_bytes": row["comm/up_bytes"],
+            "flray_down_bytes": row["comm/down_bytes"],
+            "flray_repeated_work": repeated,
+        }
+        for name, value in values.items():
+            if value is not None:
+                self._gauges[name].set(float(value), self._tags)
+
+
+# the start ----------------------------------------------------------------------------------------
+def launch(
+    experiment: Experiment, folder: Path, scenario: Scenario, fingerprints: dict[str, Any], lock: str
+) -> tuple[CallsExecutor, Experiment]:
+    """(the executor, its actors set up; the experiment with the executor and the thread counts written out).
+
+    `lock`: the id under which this process holds the folder, in which the server actor writes as well.
+    Raises `ResourceError` when the cluster cannot hold them.
+    """
+    resources = experiment.resources
+    threads = cores() if resources.server.threads == "auto" else resources.server.threads
+    client_threads = max(1, int(resources.client.num_cpus))
+    gpus = resources.client.num_gpus
+    devices.warn_of_idle(ray.cluster_resources().get("GPU", 0), resources)
+    key = checksum((experiment.yaml() + str(fingerprints) + by_value.dumped(experiment)).encode())
+    sources = imported_sources(experiment)
+    if gpus == "auto":
+        gpus = _measured_gpu_share(experiment, folder, scenario, key, client_threads, sources)
+    client = {"num_cpus": resources.client.num_cpus, "num_gpus": gpus}
+    server = {"num_cpus": resources.server.num_cpus, "num_gpus": resources.server.num_gpus}
+    cohort_size = cohorts.largest_cohort(experiment, scenario)
+    recipe = Recipe.of(experiment, scenario)
+    wanted = resources.client_actors
+    for attempt in range(2):
+        pool = leases.lease(experiment.name, str(folder), wanted, cohort_size, client, server, sources)
+        try:
+            with alive.translate_errors(folder, pool.check_connection):
+                facts = pool.setup(recipe, key, client_threads, threads, str(folder.absolute()), lock)
+            break
+        except ServerLostError as error:  # of a pool whose server died with the run before
+            leases.end(pool)
+            if attempt:
+                raise server_never_started(error) from error
+        except BaseException as error:
+            leases.give_back(pool, busy=not isinstance(error, FlrayError))
+            raise
+    facts.update(
+        client_actors=pool.num_clients, client_resources=client, server_resources=server, client_threads=client_threads
+    )
+    facts["processes"] = pool.processes  # the list itself: processes of actors that are started again join it
+    written = {"server": resources.server.model_copy(update={"threads": threads}), "executor": "calls"}
+    experiment = experiment.model_copy(update={"resources": resources.model_copy(update=written)})
+    return CallsExecutor(pool, experiment, facts), experiment
+
+
+def _measured_gpu_share(
+    experiment: Experiment, folder: Path, scenario: Scenario, key: str, threads: int, sources: dict[str, str]
+) -> float:
+    """GPU share of one client actor: how many of the costliest client fit a GPU, at 90 % of its memory."""
+    if not ray.cluster_resources().get("GPU"):
+        return 0.0
+    chunk = cohorts.costliest_client(experiment, scenario)
+    one = {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}
+    nothing = {"num_cpus": 0.0, "num_gpus": 0.0}
+    probe = leases.lease(experiment.name, str(folder), 1, 1, one, nothing, sources)
+    try:
+        peak, total = probe.peak_gpu_memory(Recipe.of(experiment, scenario), key, threads, chunk)
+    finally:
+        leases.end(probe)
+    return gpu_share(max(1, int(0.9 * total / max(peak, 1))))

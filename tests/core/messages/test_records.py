@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray.contracts.flat import flatten
+from flray.contracts.played import flatten
 from flray.core.messages import (
     Record,
     ServerState,

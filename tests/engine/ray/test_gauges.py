@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pandas
 import pytest
 
-from flray.engine.ray.gauges import GAUGES
+from flray.engine.ray.calls import GAUGES
 from tests.support.heads import BIN, Head, ray_head
 
 ROOT = Path(__file__).parents[3]
