@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
@@ -35,19 +35,21 @@ def costs(repeats: int) -> dict[str, tuple[float, str]]:
     plain: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(3 * repeats):
-        plain.append(_seconds(("-c", PLAIN), 0))
+        plain.append(_timed(("-c", PLAIN))[0])
         for name, (arguments, code) in COMMANDS.items():
-            times[name].append(_seconds(("-m", "flray", *arguments), code))
+            times[name].append(_timed(("-m", "flray", *arguments), code)[0])
     base = min(plain)
     return {name: (min(each) / base, f"{min(each):.2f} s / {base:.2f} s") for name, each in times.items()}
 
 
-def _seconds(arguments: tuple[str, ...], code: int) -> float:
-    started = time.perf_counter()
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+def _timed(arguments: Sequence[str], code: int = 0) -> tuple[float, str]:
+    """(seconds of a whole Python process that imports this flray, the last line that it printed)."""
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, *arguments], env=_environment(), capture_output=True, text=True)
     if done.returncode != code:
-        raise FlrayError(f"bench cli: {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-    return time.perf_counter() - started
+        what = " ".join(arguments) if arguments[0] == "-m" else "a process"
+        raise FlrayError(f"bench: {what} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    return time.perf_counter() - began, (done.stdout.splitlines() or [""])[-1]
 
 
 # FedAvg; argv[1] is JSON: of each round the numbers of samples of its clients
@@ -98,26 +100,16 @@ def quickstart(home: Path, repeats: int) -> tuple[float, str]:
     times: dict[str, list[float]] = {"flray": [], "bare": []}
     for _ in range(repeats):
         command = "run", QUICKSTART, "--out", str(home / "startup"), "--overwrite"
-        times["flray"].append(_timed(_COMMAND, *command)[0])
+        times["flray"].append(_timed(("-c", _COMMAND, *command))[0])
         clients = load(home / "startup").clients
         sizes = [each.tolist() for _, each in clients.groupby("round")["num_examples"]]
-        seconds, steps = _timed(_LOOP, json.dumps(sizes))
+        seconds, steps = _timed(("-c", _LOOP, json.dumps(sizes)))
         times["bare"].append(seconds)
         if int(steps) != clients["num_steps"].sum():
             raise FlrayError(f"bench startup: flray took {clients['num_steps'].sum()} steps, the bare loop {steps}")
     flray, bare = min(times["flray"]), min(times["bare"])
     runs = ", ".join(f"{one:.2f} / {other:.2f}" for one, other in zip(*times.values(), strict=True))
     return flray / bare, f"{flray:.2f} s / {bare:.2f} s; runs: {runs} s"
-
-
-def _timed(code: str, *arguments: str) -> tuple[float, str]:
-    """(seconds of a whole process, the last line that it printed)."""
-    began = time.perf_counter()
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, env=_environment(), capture_output=True, text=True)
-    if done.returncode:
-        raise FlrayError(f"bench startup: a process ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-    return time.perf_counter() - began, (done.stdout.splitlines() or [""])[-1]
 
 
 _FIRST = """
@@ -147,7 +139,7 @@ def first_round(home: Path, repeats: int) -> tuple[float, str]:
     for _ in range(repeats):
         for name, code, arguments in (("flray", _FIRST, [str(home / "first")]), ("bare", _BARE, [])):
             began = time.perf_counter()
-            process = python(code, *arguments)
+            process = _python(code, *arguments)
             assert process.stderr is not None
             seen = []
             for line in process.stderr:
@@ -167,13 +159,15 @@ def peak_memory(home: Path, experiment: str) -> tuple[float, str]:
     """(MB without mapped files, with them) of driver and actors at the peak of `flray run` with this configuration."""
     config = home / "memory.yaml"
     config.write_text(experiment)
-    process = python(_COMMAND, "run", str(config), "--out", str(home / "memory"), "--overwrite")
+    process = _python(_COMMAND, "run", str(config), "--out", str(home / "memory"), "--overwrite")
     most, unmapped = 0.0, 0.0
     while process.poll() is None:
         total, own, _ = pss(process.pid)
         most, unmapped = max(most, total), max(unmapped, own)
         time.sleep(0.05)
-    succeeded(process, "memory")
+    _, errors = process.communicate()
+    if process.returncode:
+        raise FlrayError(f"bench memory: the run failed: {errors.strip()[-300:] or 'no output'}")
     return unmapped, f"driver and actors without mapped files; with them {most:.0f}"
 
 
@@ -196,12 +190,9 @@ def sweep_ratio(home: Path, repeats: int, rounds: int | None) -> tuple[float, st
     config = _written(home, rounds)
     times: dict[str, list[float]] = {"row": [], "sweep": []}
     for number in range(repeats):
-        out = home / f"sweep-{number}"
-        sweep = (_COMMAND, "sweep", str(config), "--out", str(out))
-        for way, (code, *arguments) in {"row": (_IN_A_ROW, str(config), str(home / "row")), "sweep": sweep}.items():
-            began = time.perf_counter()
-            succeeded(python(code, *arguments), way)
-            times[way].append(time.perf_counter() - began)
+        sweep = (_COMMAND, "sweep", str(config), "--out", str(home / f"sweep-{number}"))
+        times["row"].append(_timed(("-c", _IN_A_ROW, str(config), str(home / "row")))[0])
+        times["sweep"].append(_timed(("-c", *sweep))[0])
     detail = "; ".join(f"{way}: " + ", ".join(f"{t:.1f}" for t in seconds) + " s" for way, seconds in times.items())
     return median(a / b for a, b in zip(times["sweep"], times["row"], strict=True)), detail
 
@@ -226,7 +217,7 @@ def _written(home: Path, rounds: int | None) -> Path:
     return config
 
 
-def python(code: str, *arguments: str) -> subprocess.Popen[str]:
+def _python(code: str, *arguments: str) -> subprocess.Popen[str]:
     """Starts a process that imports this flray and starts its own Ray."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.Popen(command, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -236,14 +227,6 @@ def _environment() -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     env["PYTHONPATH"] = os.pathsep.join([str(HOME), *filter(None, [env.get("PYTHONPATH")])])
     return env
-
-
-def succeeded(process: subprocess.Popen[str], name: str) -> None:
-    assert process.stderr is not None
-    lines = process.stderr.read().strip().splitlines()
-    process.wait()
-    if process.returncode:
-        raise FlrayError(f"bench {name}: the run failed: {lines[-1] if lines else 'no output'}")
 
 
 _FORKS = "flray.engine.forked", "ray/private/worker.py\0"  # the actors' parent, and who waits for each of them

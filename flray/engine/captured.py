@@ -563,11 +563,11 @@ class _ClientSteps:
                 self.steps.refused[key] = "it draws random numbers"
                 return expected
             result = [tensor.clone() for tensor in tensors_of(expected)]
-            _put_back(saved)
+            copy(saved, False)
             return self.graph_of(key, (local, batch, kind), reads, result)
         except (Unfit, RuntimeError) as why:  # a wait for the GPU is a RuntimeError
             self.steps.refused[key] = str(why).partition("\n")[0]
-        _put_back(saved)
+        copy(saved, False)
         generators.restore()
         return self.plain(local, batch)
 
@@ -590,7 +590,7 @@ class _ClientSteps:
             recorded.keep(graph, before, after, self.device)
             if any(within(tensor, tensors_of(batch_there)) for tensor in recorded.tensors):
                 raise Unfit("its local state keeps the batch")  # whose place the next one takes
-            _put_back(saved)
+            copy(saved, False)
             after, self.last = recorded.run(before, None)
             if not same_bits(tensors_of(after), result):
                 asked = named(self.algorithm.step)
@@ -613,10 +613,5 @@ def _all(scratch: list[tuple[Objective, dict[str, Tensor]]]) -> list[Tensor]:
     return [tensor for _, named_tensors in scratch for tensor in named_tensors.values()]
 
 
-def _saved(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _saved(tensors: Sequence[Tensor]) -> Copies:
     return [(tensor, tensor.clone()) for tensor in tensors]
-
-
-def _put_back(saved: Sequence[tuple[Tensor, Tensor]]) -> None:
-    for tensor, value in saved:
-        tensor.copy_(value)

@@ -575,15 +575,8 @@ def try_in_eval(module: nn.Module, x: Tensor, classes: int | None = None, name: 
 
     That is the largest power of two from 16 to 512 with which the largest activation takes at most 16 MiB. It depends
     on the module and on the shape of `x`. It does not depend on the machine, because a kernel may round differently for
-    another number of samples. Measured on one core of a server CPU, microseconds a sample:
-
-    | samples at once | 16 | 50 | 64 | 128 | 256 | 512 | chosen |
-    |---|---|---|---|---|---|---|---|
-    | MLP, 200 hidden | 6 | 5 | 4 | 4 | 4 | 4 | 512 |
-    | CNN of FedAvg, 32 x 32 | 319 | 268 | 258 | 257 | 331 | 354 | 128 |
-    | ResNet-8 | 1335 | 1067 | 1181 | 1299 | 2644 | 2175 | 64 |
-    | VGG-11 | 2579 | 1741 | 1706 | 1753 | 1793 | 1832 | 64 |
-    | SL-ViT | 3015 | 3071 | 2941 | 3013 | 3429 | 3532 | 64 |
+    another number of samples. On one core of a server CPU FedAvg's CNN takes 319, 257 and 354
+    microseconds a sample with 16, 128 (chosen) and 512 at once.
 
     Raises `AlgorithmError` with the module's traceback if it fails on `x`, and if it does not return logits of so many
     `classes`. With a model's `name` a network of the user's own is checked, see :func:`_check_own`.
