@@ -29,7 +29,7 @@ def _first_work_in_round(round: int, does: Callable[..., Any]) -> Iterator[list[
         def work(actor: Any) -> Any:
             return original(self, job, exchange, broadcast, actor, *rest)
 
-        if job.clock.round != round or pids:
+        if job[0].clock.round != round or pids:
             return work(actor)
         return does(work, actor, self.pool._setup, pids)
 
