@@ -99,7 +99,7 @@ def table(experiment: Experiment, numbers: list[int], seconds: float = 10.0) -> 
 
 def measure(experiment: Experiment, scenario: Scenario, seconds: float) -> Measured:
     """A run of two clients in this process, of which the first rounds are not counted."""
-    before = _private_bytes()
+    before = _status("RssAnon")
     local = {"executor": "local", "client_actors": "auto"}
     short = experiment.model_copy(
         update={
@@ -171,11 +171,8 @@ def actors_by_node(experiment: Experiment, nodes: int, cohort: int) -> list[int]
     """Client actors of each node, as even as possible; the server is on the first one. Raises `ResourceError`."""
     from flray.engine.ray.capacity import count_fitting  # it imports Ray
 
-    client, server, wanted = (
-        experiment.resources.client,
-        experiment.resources.server,
-        experiment.resources.client_actors,
-    )
+    resources = experiment.resources
+    client, server, wanted = resources.client, resources.server, resources.client_actors
     share = 1.0 if isinstance(client.num_gpus, str) else client.num_gpus
     if isinstance(client.num_gpus, str) and not torch.cuda.is_available():
         share = 0.0
@@ -292,10 +289,6 @@ def _status(*names: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(names))
     return 0
-
-
-def _private_bytes() -> int:
-    return _status("RssAnon")
 
 
 def _peak_bytes() -> int:

@@ -199,11 +199,6 @@ class Client:
         self._read = True  # batches that were gathered for several clients, since some were made ahead
         self._compared: set[str] = set()  # exchanges in which a client of this process left the broadcast unchanged
 
-    def work(
-        self, chunk: Chunk, exchange: Exchange, broadcast: Message, states: Sequence[Message] | None
-    ) -> tuple[ChunkResult, list[ClientReport]]:
-        return self.work_neighbours([chunk], exchange, [broadcast], [states])
-
     def work_neighbours(
         self,
         chunks: Sequence[Chunk],

@@ -27,9 +27,9 @@ def lived(config, folder):
         client._compared.add(training.name)  # the comparison with the broadcast copies all of it
         states = None  # with a compressor those of a first update, its residual
         if config.uplink:
-            states = [to_numpy(state) for state in client.work(chunk, training, sent, None)[0].states]
+            states = [to_numpy(state) for state in client.work_neighbours([chunk], training, [sent], [None])[0].states]
         with timeline:
-            client.work(chunk, training, sent, states)
+            client.work_neighbours([chunk], training, [sent], [states])
         return max(timeline.history)
 
 

@@ -65,7 +65,7 @@ def test_batches_gathered_before_the_broadcast_are_those_of_their_chunk_alone(
 
     def bits(client: Client, chunk: Chunk) -> list[bytes]:
         """Of the pooled updates."""
-        sent = client.work(chunk, exchange, broadcast, None)[0].sent
+        sent = client.work_neighbours([chunk], exchange, [broadcast], [None])[0].sent
         return [node.value.w.tobytes() for node in sent.nodes]
 
     expected, ready = bits(Client(server.runtime), chunk), Client(server.runtime)

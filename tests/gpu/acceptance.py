@@ -82,7 +82,7 @@ class Acceptance:
         chunk = cohorts.turns(local.scenario, algorithm, cohort, clock, algorithm.training)[0][0].chunks[0]
         sent = to_numpy(algorithm.broadcast(runtime.context(clock), local.server.state))
         client = Client(runtime)
-        return lambda: client.work(chunk, algorithm.training, sent, None)
+        return lambda: client.work_neighbours([chunk], algorithm.training, [sent], [None])
 
     # parts ------------------------------------------------------------------------------------
     def machine(self) -> None:

@@ -27,7 +27,7 @@ def test_the_peak_is_the_predicted_one(name, model, batch, tmp_path, gpu):
     training, sent, chunk = config.algorithm.training, to_numpy(broadcast_of(local)), chunk_of(local)
     client = Client(local.server.runtime)
     for _ in range(2):  # the second time its steps are recorded
-        client.work(chunk, training, sent, None)
+        client.work_neighbours([chunk], training, [sent], [None])
     torch.cuda.synchronize()
     held = torch.cuda.max_memory_reserved() - before
     print(f"{name} {model}: predicted {found.total / 1e6:.1f} MB, the allocator holds {held / 1e6:.1f} MB")

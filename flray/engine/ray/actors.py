@@ -187,7 +187,7 @@ class ClientActor:
         state = runtime.initial_state(ctx)
         torch.cuda.reset_peak_memory_stats()
         for _ in range(2):  # the second time its steps are CUDA graphs
-            self.client.work(chunk, algorithm.training, algorithm.training.broadcast(ctx, state), None)
+            self.client.work_neighbours([chunk], algorithm.training, [algorithm.training.broadcast(ctx, state)], [None])
         cached = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()  # given back since
         # what is in use includes CUDA, its libraries and graphs, and other processes
         free, total = torch.cuda.mem_get_info()

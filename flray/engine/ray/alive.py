@@ -114,16 +114,10 @@ def watches(connection: str) -> bool:
 
 
 def forget() -> None:
-    """Stop watching, before this process leaves Ray."""
+    """Stop watching, before this process leaves Ray, or as it begins as a fork."""
     global _watch
     if _watch is not None:
         _watch.close()
-    _watch = None
-
-
-def leave() -> None:
-    """Forget the watch of the parent of a forked process, and leave it alone."""
-    global _watch
     _watch = None
 
 

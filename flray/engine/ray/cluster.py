@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import ray as ray
 from ray.exceptions import RpcError
@@ -252,17 +252,8 @@ def _is_loopback() -> bool:
     return all(host.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost") for host in hosts)
 
 
-class Borrower(Protocol):
-    """What uses this process's connection: the actors of a run that is not finished."""
-
-    run: str
-
-    def connected(self) -> bool:
-        """Whether they are still of this connection."""
-
-
 lock = threading.RLock()  # of the connection, and of who uses it
-borrowers: list[Borrower] = []  # the oldest first
+borrowers: list[Any] = []  # the `ActorPool`s of runs that are not finished, the oldest first
 _ours = {"cpus": 0}  # CPUs of the cluster that this process started, or is starting; 0: there is none
 _forked: list[forked.Programs] = []  # the parent of the workers of a Ray of this process
 _ended = threading.Event()  # of the thread that started it
@@ -290,7 +281,7 @@ def _after_fork() -> None:
 
                 abandon()
     _ours["cpus"] = 0
-    alive.leave()
+    alive.forget()
 
 
 def leave_to_parent(owned: Any) -> None:  # Any: whatever refers to objects of Ray

@@ -66,7 +66,7 @@ def lease(
 def others() -> list[ActorPool]:
     """The pools of runs of this process that have begun and not ended."""
     cluster.borrowers[:] = [pool for pool in cluster.borrowers if pool.connected()]
-    return [pool for pool in cluster.borrowers if isinstance(pool, ActorPool)]
+    return list(cluster.borrowers)
 
 
 def newest() -> ActorPool | None:
@@ -116,11 +116,6 @@ def alone(what: str) -> None:
         _drop_idle()
 
 
-def end_idle() -> None:
-    with cluster.lock:
-        _drop_idle()
-
-
 @contextlib.contextmanager
 def actors_stay() -> Iterator[None]:
     """Within this block the actors of a run stay for the next one, also in a Ray that flray did not start."""
@@ -136,7 +131,8 @@ def keep(wanted: bool) -> None:
     global _keeping
     _keeping += 1 if wanted else -1
     if not (_keeping or cluster.started()):
-        end_idle()
+        with cluster.lock:
+            _drop_idle()
 
 
 def close() -> None:

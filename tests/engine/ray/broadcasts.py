@@ -42,7 +42,7 @@ def main(out: Path, algorithm: str) -> None:
     original = CallsExecutor._work
 
     def noted(self: CallsExecutor, chunk: Any, plan: Any, broadcast: Any, *rest: Any) -> Any:
-        given.append((chunk.clock.round, broadcast.hex()))
+        given.append((chunk[0].clock.round, broadcast.hex()))
         return original(self, chunk, plan, broadcast, *rest)
 
     never = patch.object(combiners, "worth_it", lambda chunks, size: False)

@@ -57,7 +57,7 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
 
     def train_and_leave(self: CallsExecutor, job: Any, plan: Any, broadcast: Any, actor: Any, *rest: Any) -> Any:
         # asked first: the actor does one thing after the other
-        where = node_of(actor) if job.clock.round == ROUND else None
+        where = node_of(actor) if job[0].clock.round == ROUND else None
         refs = training(self, job, plan, broadcast, actor, *rest)
         leave(where)
         return refs
@@ -69,7 +69,7 @@ def main(out: Path, mode: str, overrides: list[str]) -> None:
         return results
 
     def train_and_note(self: CallsExecutor, job: Any, plan: Any, broadcast: Any, *rest: Any) -> Any:
-        trained.append(job.clock.round)
+        trained.append(job[0].clock.round)
         return training(self, job, plan, broadcast, *rest)
 
     def combine_and_leave(self: ActorPool, work: Any, nodes: Any = None, **options: Any) -> Any:
