@@ -32,7 +32,7 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.contracts.played import Local, Unchanging, bits, flatten
 from flray.core.messages import Message, tensors
-from flray.core.schema.errors import ConfigError, FlrayError
+from flray.core.schema.errors import ConfigError, FlrayError, described
 from flray.core.schema.hp import Hyperparameter, hyperparameters
 from flray.engine.captured import CapturedSteps
 from flray.engine.exchanges import ExchangePlan, Turn
@@ -183,7 +183,10 @@ def forked(work: Callable[[], Any]) -> Any:
             try:
                 answer: tuple[bool, Any] = (True, work())
             except Exception as error:
-                answer = (False, _without_hint(error) if isinstance(error, FlrayError) else FlrayError(_line(error)))
+                answer = (
+                    False,
+                    _without_hint(error) if isinstance(error, FlrayError) else FlrayError(described(error)),
+                )
             there.send_bytes(pickle.dumps(answer))
             code = 0
         finally:
@@ -204,10 +207,6 @@ def forked(work: Callable[[], Any]) -> Any:
     if isinstance(answer, BaseException) and not good:
         raise answer
     return answer
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
 
 
 def look(local: Local, seen: Seen) -> None:

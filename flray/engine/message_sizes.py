@@ -48,18 +48,16 @@ class MessageSizes(NamedTuple):
         return 4 * self.vector + self.single_bytes * self.cohort
 
 
-def message_sizes(runtime: Runtime, scenario: Scenario, cohort: int | None = None) -> MessageSizes:
-    """The sizes of the training exchange of so many clients (None: the configured cohort).
-
-    Raises `AlgorithmError` if a client's method writes into the broadcast.
-    """
+def message_sizes(runtime: Runtime, scenario: Scenario) -> MessageSizes:
+    """The sizes of the training exchange. Raises `AlgorithmError` if a client's method writes into the broadcast."""
     algorithm, experiment, clock = runtime.algorithm, runtime.experiment, Clock()
-    cohort = cohort or largest_cohort(experiment, scenario)
     broadcast, one = first_broadcast(runtime), (dict[str, int](), dict[str, int](), 0, 0)
     if not algorithm.centralized:
         shares = scenario.drifting(None).shares(clock, np.array([scenario.members(0)[0]]))
         one = client_sizes(runtime, broadcast, int(shares.clients[0]), shares.indices)
-    return MessageSizes(cohort, runtime.objective.layout.size * 4, nbytes(broadcast), *one)
+    return MessageSizes(
+        largest_cohort(experiment, scenario), runtime.objective.layout.size * 4, nbytes(broadcast), *one
+    )
 
 
 def first_broadcast(runtime: Runtime) -> Any:

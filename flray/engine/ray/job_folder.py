@@ -81,7 +81,7 @@ def working_dir(folder: Path) -> Upload | None:
     return Upload(len(sizes), total, LIMIT, _largest(sizes))
 
 
-def _largest(sizes: dict[str, int], count: int = 5) -> list[tuple[str, int]]:
+def _largest(sizes: dict[str, int]) -> list[tuple[str, int]]:
     """The largest entries of the top folder, each as deep as one part of it holds most of it; folders end in a
     slash."""
     below: dict[str, dict[str, int]] = {}
@@ -93,7 +93,7 @@ def _largest(sizes: dict[str, int], count: int = 5) -> list[tuple[str, int]]:
             entries = below.setdefault(parent, {})
             entries[entry] = entries.get(entry, 0) + size
     largest = []
-    for entry, size in sorted(below.get("", {}).items(), key=lambda item: -item[1])[:count]:
+    for entry, size in sorted(below.get("", {}).items(), key=lambda item: -item[1])[:5]:
         while entry in below:
             part, part_size = max(below[entry].items(), key=lambda item: item[1])
             if part_size < MOST * size:

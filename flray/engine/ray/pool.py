@@ -377,7 +377,7 @@ class ActorPool:
             return f"{NO_MEMORY}: Ray ended it before the machine had none left"
         if alive.oom_kills() > self._oom_kills:
             return f"{NO_MEMORY}: the kernel ended processes for it"
-        return _first_line(error)
+        return first_line(error)
 
     def _rest(self, running: Sequence[Any] = ()) -> list[Any]:
         """Wait for work or a setup, at most `POLL_S`; returns the actors that are set up again.
@@ -453,7 +453,7 @@ def new_namespace() -> str:
     return f"flray-{uuid.uuid4().hex}"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 

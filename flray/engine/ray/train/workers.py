@@ -26,13 +26,13 @@ from flray.config.experiment import Experiment
 from flray.core.messages import Message, to_numpy, to_torch
 from flray.core.network.objective import Precision
 from flray.core.protocol.clock import START, Clock, schedule
-from flray.core.schema.errors import ClientError, FlrayError, ServerLostError
+from flray.core.schema.errors import ClientError, FlrayError, ServerLostError, described
 from flray.engine.learner import Gather, Learner
 from flray.engine.ray import Actor, Ref
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.placement import scheduling_strategies
-from flray.engine.ray.pool import CHECK_S, LOST, ActorPool
+from flray.engine.ray.pool import CHECK_S, LOST, ActorPool, first_line
 from flray.engine.runtime import Runtime
 
 FAILURES = 3  # of worker groups that Ray Train replaces, where there is room for the same number of workers
@@ -135,11 +135,8 @@ def learn(config: dict[str, Any]) -> None:
         raise
     except Exception as error:
         where = "as it started" if at is None else f"in {at}, seed {experiment.seed}"
-        text = (
-            f"training failed {where}, worker {rank} of {world}: {type(error).__name__}: "
-            f"{error}\n{traceback.format_exc()}"
-        ).rstrip()
-        ray.get(server.fail.remote(ClientError(text)))
+        text = f"training failed {where}, worker {rank} of {world}: {described(error)}\n{traceback.format_exc()}"
+        ray.get(server.fail.remote(ClientError(text.rstrip())))
         raise
 
 
@@ -208,7 +205,7 @@ def fit(loop: dict[str, Any], workers: int, share: dict[str, float]) -> str | No
         try:
             learn(loop)
         except (Exception, SystemExit) as error:
-            return _line(error)
+            return described(error)[:300]
         return None
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # `data.root` and the user's modules may be relative
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
@@ -237,14 +234,10 @@ def fit(loop: dict[str, Any], workers: int, share: dict[str, float]) -> str | No
         try:
             trainer.fit()
         except (Exception, SystemExit) as error:  # SystemExit: Ray Train's own way to end when it is cancelled
-            return _line(error)
+            return described(error)[:300]
         finally:
             signal.signal(signal.SIGINT, before)  # this process has other tasks to come
     return None
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 class TrainPool(ActorPool):
@@ -297,7 +290,7 @@ class TrainPool(ActorPool):
             problem: str | None = ray.get(self._fit)
             return problem
         except Exception as error:
-            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            return first_line(error)
 
     def shares(self) -> list[dict[str, float]]:
         share, server = self.resources
