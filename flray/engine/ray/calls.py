@@ -425,9 +425,9 @@ def launch(
     server = {"num_cpus": resources.server.num_cpus, "num_gpus": resources.server.num_gpus}
     cohort_size = cohorts.largest_cohort(experiment, scenario)
     recipe = Recipe.of(experiment, scenario)
-    wanted = resources.client_actors
+    wanted = leases.Wanted(experiment.name, str(folder), resources.client_actors, cohort_size, client, server, sources)
     for attempt in range(2):
-        pool = leases.lease(experiment.name, str(folder), wanted, cohort_size, client, server, sources)
+        pool = leases.lease(wanted)
         try:
             with alive.translate_errors(folder, pool.check_connection):
                 facts = pool.setup(recipe, key, client_threads, threads, str(folder.absolute()), lock)
@@ -457,7 +457,7 @@ def _measured_gpu_share(
     chunk = cohorts.costliest_client(experiment, scenario)
     one = {"num_cpus": experiment.resources.client.num_cpus, "num_gpus": 1.0}
     nothing = {"num_cpus": 0.0, "num_gpus": 0.0}
-    probe = leases.lease(experiment.name, str(folder), 1, 1, one, nothing, sources)
+    probe = leases.lease(leases.Wanted(experiment.name, str(folder), 1, 1, one, nothing, sources))
     try:
         peak, total = probe.peak_gpu_memory(Recipe.of(experiment, scenario), key, threads, chunk)
     finally:

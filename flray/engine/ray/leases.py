@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import alive, cluster
@@ -29,35 +30,37 @@ INSTEAD = "or run it without Ray: resources.executor=local"
 _idle: ActorPool | None = None  # waits for the next run
 _keeping = 0  # blocks of `actors_stay` that this process is in
 
-Share = Mapping[str, float]
+
+class Wanted(NamedTuple):
+    """What a run asks for: at most so many client `actors` (`auto`: as many as fit) for its largest `cohort`, and the
+    shares of one and of the server. `name` stands in the actors' names; messages say `run`, the run's folder.
+    `sources`: the fingerprints of the modules that the actors import."""
+
+    name: str
+    run: str
+    actors: int | str
+    cohort: int
+    client: dict[str, float]
+    server: dict[str, float]
+    sources: Mapping[str, str]
 
 
-def lease(
-    name: str,
-    run: str,
-    wanted: int | str,
-    cohort: int,
-    client: dict[str, float],
-    server: dict[str, float],
-    sources: Mapping[str, str],
-) -> ActorPool:
-    """A pool for one run alone, with at most `wanted` client actors (`auto`: as many as fit).
+def lease(wanted: Wanted) -> ActorPool:
+    """A pool for one run alone.
 
-    `name` stands in the actors' names; messages say `run`, the run's folder. `sources`: the fingerprints of the modules
-    that the actors import.
-
-    Raises `ResourceError` if they do not fit the cluster, or if a run that cannot go on meanwhile holds it.
+    Raises `ResourceError` if it does not fit the cluster, or if a run that cannot go on meanwhile holds it.
     """
-    bundles = free_bundles(client)
+    bundles = free_bundles(wanted.client)
     began, said = time.monotonic(), False
     while True:
         with cluster.lock:
-            actors = _num_actors(wanted, cohort, client, server, bundles, others())
+            actors = _num_actors(wanted, bundles, others())
             if actors:
-                return _take(name, run, actors, client, server, sources, bundles)
-            waited_for = _refuse_hopeless(run, wanted, cohort, client, server, began)
+                return _take(wanted, actors, bundles)
+            waited_for = _refuse_hopeless(wanted, began)
         if not said:
-            LOGGER.info(f"{run}: waiting for {_names(waited_for)} of this process, whose actors hold the CPUs or GPUs")
+            names = _names(waited_for)
+            LOGGER.info(f"{wanted.run}: waiting for {names} of this process, whose actors hold the CPUs or GPUs")
             said = True
         time.sleep(POLL_S)
         alive.check()
@@ -150,23 +153,16 @@ def _drop_idle() -> None:
 
 
 # how many, and who is in the way -------------------------------------------------------------------
-def _num_actors(
-    wanted: int | str,
-    cohort: int,
-    client: Share,
-    server: Share,
-    bundles: Bundles | None,
-    pools: Sequence[ActorPool],
-) -> int:
+def _num_actors(wanted: Wanted, bundles: Bundles | None, pools: Sequence[ActorPool]) -> int:
     """The number of client actors that fit beside these pools; 0: none. Raises `ResourceError` if the cluster can never
     hold them."""
     if (places := num_client_bundles()) is not None:
-        return 0 if pools else min(places, cohort)
+        return 0 if pools else min(places, wanted.cohort)
     if bundles is not None:
-        asked = cohort if wanted == "auto" else min(int(wanted), cohort)
+        asked = wanted.cohort if wanted.actors == "auto" else min(int(wanted.actors), wanted.cohort)
         return min(asked, bundles.clients)
-    held = [share for pool in pools for share in pool.shares()]
-    return num_client_actors(wanted, dict(client), dict(server), cohort, [*held, *own_shares()])
+    taken = [*(share for pool in pools for share in pool.shares()), *own_shares()]
+    return num_client_actors(wanted.actors, wanted.client, wanted.server, wanted.cohort, taken)
 
 
 def own_shares() -> list[dict[str, float]]:
@@ -184,29 +180,27 @@ def own_shares() -> list[dict[str, float]]:
     return [{"num_cpus": share.get("CPU", 0.0), "num_gpus": share.get("GPU", 0.0)} for share in shares]
 
 
-def _refuse_hopeless(
-    run: str, wanted: int | str, cohort: int, client: Share, server: Share, began: float
-) -> list[ActorPool]:
+def _refuse_hopeless(wanted: Wanted, began: float) -> list[ActorPool]:
     """The pools of other threads for whose end the run can wait. Raises `ResourceError` if there is no hope in it."""
     here, now = threading.get_ident(), time.monotonic()
     stuck = [pool for pool in others() if pool.thread == here]
-    if not _num_actors(wanted, cohort, client, server, None, stuck):
+    if not _num_actors(wanted, None, stuck):
         own = sum(share["num_cpus"] for share in own_shares())
         if stuck:
             raise ResourceError(
-                f"{run}: no client actor fits beside {_names(stuck)} of this process, which is not finished and holds "
-                f"the CPUs or GPUs; let it end or close its iterator first, start it with fewer "
+                f"{wanted.run}: no client actor fits beside {_names(stuck)} of this process, which is not finished and "
+                f"holds the CPUs or GPUs; let it end or close its iterator first, start it with fewer "
                 f"resources.client_actors, {INSTEAD}"
             )
         raise ResourceError(
-            f"{run}: no client actor fits: each needs {shares(client)}, and the actor or trial that starts this run "
-            f"holds {own:g} of the cluster's CPUs itself, also while it waits; give it fewer or the cluster more, "
-            f"{INSTEAD}"
+            f"{wanted.run}: no client actor fits: each needs {shares(wanted.client)}, and the actor or trial that starts "
+            f"this run holds {own:g} of the cluster's CPUs itself, also while it waits; give it fewer or the cluster "
+            f"more, {INSTEAD}"
         )
     waited_for = [pool for pool in others() if pool.thread != here]
     if all(now - max(pool.moved, began) > PATIENCE_S for pool in waited_for):
         raise ResourceError(
-            f"{run}: {_names(waited_for)} of this process holds the CPUs or GPUs and did not go on for "
+            f"{wanted.run}: {_names(waited_for)} of this process holds the CPUs or GPUs and did not go on for "
             f"{PATIENCE_S:.0f} s; let it end or close its iterator first, {INSTEAD}"
         )
     return waited_for
@@ -216,29 +210,22 @@ def _names(pools: Sequence[ActorPool]) -> str:
     return "run " + " and ".join(dict.fromkeys(pool.run for pool in pools))
 
 
-def _take(
-    name: str,
-    run: str,
-    actors: int,
-    client: dict[str, float],
-    server: dict[str, float],
-    sources: Mapping[str, str],
-    bundles: Bundles | None,
-) -> ActorPool:
+def _take(wanted: Wanted, actors: int, bundles: Bundles | None) -> ActorPool:
     """The idle pool, with so many client actors, if its actors have this share of this cluster and no other code of
     these modules, else a new one."""
     global _idle
     pool, _idle = _idle, None
     group = None if bundles is None else bundles.group
-    fits = pool is not None and pool.fits(client, server, group) and pool.has_sources(sources)
+    share = wanted.client, wanted.server
+    fits = pool is not None and pool.fits(*share, group) and pool.has_sources(wanted.sources)
     if pool is not None and fits and (pool.num_clients == actors or not _in_bundles(pool)):
-        pool.resize(name, actors)
+        pool.resize(wanted.name, actors)
     else:
         if pool is not None:
             pool.kill()
-        pool = ActorPool(name, actors, client, server, group)
-    pool.sources |= sources
-    pool.begin(run)
+        pool = ActorPool(wanted.name, actors, *share, group)
+    pool.sources |= wanted.sources
+    pool.begin(wanted.run)
     cluster.watch()  # the end of another run, for which this one waited, may have ended the watch
     cluster.borrowers.append(pool)
     return pool
