@@ -84,13 +84,10 @@ def _uses(module: ModuleType) -> bool:
     return any(isinstance(name, str) and name.partition(".")[0] == "flray" for name in origins)
 
 
-def start(
-    origin: Interpreter, serve: str, imports: Iterable[str], listening: socket.socket
-) -> tuple[socket.socket, int]:
+def start(origin: Interpreter, imports: Iterable[str], listening: socket.socket) -> tuple[socket.socket, int]:
     """(the connection to a fork of this process, its number).
 
-    `origin` has imported torch. The fork calls `serve` (`module:name`, of :mod:`flray.engine.forked`), and what that
-    returns in a child.
+    `origin` has imported torch. The fork calls :func:`flray.engine.forked.serve`, and what that returns in a child.
     """
     ours, theirs = socket.socketpair()
     for stream in (sys.stdout, sys.stderr):
@@ -102,20 +99,17 @@ def start(
         warnings.simplefilter("ignore", DeprecationWarning)
         if pid := os.fork():
             return ours, pid
-        _fork(origin, serve, imports, theirs, listening)
+        _fork(origin, imports, theirs, listening)
 
 
-def _fork(
-    origin: Interpreter, serve: str, imports: Iterable[str], requests: socket.socket, listening: socket.socket
-) -> NoReturn:
+def _fork(origin: Interpreter, imports: Iterable[str], requests: socket.socket, listening: socket.socket) -> NoReturn:
     """A fork's life: it returns to nothing that the command has begun."""
     status = 1
     try:
         os.setsid()
         _empty_all_but({requests.fileno(), listening.fileno()})
         origin.restore()
-        module, _, name = serve.partition(":")
-        task = getattr(import_module(module), name)(requests, listening, imports)
+        task = import_module("flray.engine.forked").serve(requests, listening, imports)
         if task is None:
             os._exit(0)
         task()

@@ -223,7 +223,7 @@ class Programs:
                     self._socket, process = _start(imports, listening)
                     self.pid, self._wait = process.pid, process.wait
                 else:
-                    self._socket, self.pid = early_fork.start(origin, f"{__name__}:serve", imports, listening)
+                    self._socket, self.pid = early_fork.start(origin, imports, listening)
                     self._wait = functools.partial(os.waitpid, self.pid, 0)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)

@@ -208,10 +208,6 @@ class Server:
             self._finished[plan.clock] = self._finish(plan, to_torch(cohort), results)
         return self._finished[plan.clock]
 
-    def finished(self, clock: Clock) -> bool:
-        """Whether :meth:`finish` has been called for this moment of the open transaction."""
-        return clock in self._finished
-
     def _finish(self, plan: ExchangePlan, cohort: Cohort, results: Sequence[ChunkResult]) -> ServerReport:
         clock, exchange = plan.clock, plan.exchange
         ctx = self.context(clock)

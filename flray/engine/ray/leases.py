@@ -193,9 +193,9 @@ def _refuse_hopeless(wanted: Wanted, began: float) -> list[ActorPool]:
                 f"resources.client_actors, {INSTEAD}"
             )
         raise ResourceError(
-            f"{wanted.run}: no client actor fits: each needs {shares(wanted.client)}, and the actor or trial that starts "
-            f"this run holds {own:g} of the cluster's CPUs itself, also while it waits; give it fewer or the cluster "
-            f"more, {INSTEAD}"
+            f"{wanted.run}: no client actor fits: each needs {shares(wanted.client)}, and the actor or trial that "
+            f"starts this run holds {own:g} of the cluster's CPUs itself, also while it waits; give it fewer or the "
+            f"cluster more, {INSTEAD}"
         )
     waited_for = [pool for pool in others() if pool.thread != here]
     if all(now - max(pool.moved, began) > PATIENCE_S for pool in waited_for):
