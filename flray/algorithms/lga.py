@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flray.algorithms.glfc import GLFC, GLFCClient, OldLogits
-from flray.algorithms.herded_exemplars import ExemplarCount
-from flray.algorithms.prototype_monitor import MonitoredState, accuracy
+from flray.algorithms.glfc import GLFC, ExemplarCount, GLFCClient, MonitoredState, OldLogits, accuracy
 from flray.core.messages import Broadcast, Cohort, Metrics, fields
 from flray.core.protocol.context import Context
 from flray.core.protocol.samples import ClientData

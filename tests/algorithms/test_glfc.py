@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flray.algorithms.glfc import GLFC, GLFCDown, GLFCLocalState
+from flray.algorithms.glfc import GLFC, GLFCDown, GLFCLocalState, OldModel
 from flray.algorithms.lga import LGA, FeatureSums
-from flray.algorithms.prototype_monitor import OldModel
 from flray.contracts.played import Local
 from flray.core.messages import Batch
 from flray.core.network.objective import Objective
