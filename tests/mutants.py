@@ -282,8 +282,8 @@ MUTANTS = (
     Mutant("ops/drifting_lda.py", "a.T @ scatter @ a + residuals", "scatter + residuals", "ops/test_drifting_lda.py"),
     Mutant("ops/drifting_lda.py", "PENALTY * old", "10 * PENALTY * old", "ops/test_drifting_lda.py"),
     Mutant("ops/drifting_lda.py", "within = new - mu.T @ sums", "within = new", "ops/test_drifting_lda.py"),
-    Mutant("algorithms/task_prediction.py", "old=(state.w, state.b)", "old=state.old", "algorithms/test_fedprotip.py"),
-    Mutant("algorithms/task_prediction.py", ".clamp(min=-1e4)", "", "algorithms/test_fedprotip.py"),
+    Mutant("algorithms/fedprotip.py", "old=(state.w, state.b)", "old=state.old", "algorithms/test_fedprotip.py"),
+    Mutant("algorithms/fedprotip.py", ".clamp(min=-1e4)", "", "algorithms/test_fedprotip.py"),
     Mutant("algorithms/der.py", '"train_frozen" if', '"eval" if', "algorithms/test_replay.py"),
     Mutant(
         "rundir/provenance.py",

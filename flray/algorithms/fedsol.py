@@ -28,8 +28,7 @@ from flray.algorithms.fednova import FedNova
 from flray.algorithms.fedprox import FedProx
 from flray.algorithms.moon import Moon
 from flray.algorithms.scaffold import Scaffold
-from flray.algorithms.with_server_of import WithServerOf
-from flray.core.messages import Batch, Broadcast, ServerState
+from flray.core.messages import Batch, Broadcast, Cohort, Metrics, ServerState
 from flray.core.network.objective import BoundModel
 from flray.core.protocol.algorithm_section import ServerRule
 from flray.core.protocol.context import ClientContext, Context
@@ -124,19 +123,17 @@ class ProxLosses(TermLosses):
     method = FedProx
 
 
-class CorrectionLosses(TermLosses):
+class ScaffoldLosses(TermLosses):
     """L_p is linear; its gradient is the `correction [P]` of the local state."""
+
+    method = Scaffold
 
     @classmethod
     def contained(cls, client: Any, state: Any, weight: float) -> tuple[Any, Any]:
         return client, state.replace(correction=state.correction * weight)
 
 
-class ScaffoldLosses(CorrectionLosses):
-    method = Scaffold
-
-
-class NovaLosses(CorrectionLosses):
+class NovaLosses(ScaffoldLosses):
     method, options = FedNova, {"ccvr": "fixed"}
 
 
@@ -241,7 +238,12 @@ def with_proximal(local: tuple[Tensor, Tensor], g_p: Tensor, beta: float) -> tup
     return local[0], local[1].add_(g_p, alpha=beta)
 
 
-class FedSOL(WithServerOf, frozen=True):
+class FedSOL(FedAvg[ServerState, Any, Any, Any], frozen=True):
+    """The server half and the states are those of `base`, the method of L_p: between its `begin` and `end` the local
+    steps are FedSOL's own. Any: its messages, another class for each method."""
+
+    server_rule: ClassVar[ServerRule] = "any"  # `fitting_rules` says which the base has
+
     rho: float = hp(1.5, log=(0.05, 5.0), ge=0, doc="perturbation strength (rho, Eq. 5); 0: FedAvg")
     adaptive: Adaptive = hp(
         "columnwise", doc="Lambda (Eq. 7): |w - w_g| normalised per column (code), tensor or layer, or 1"
@@ -339,17 +341,29 @@ class FedSOL(WithServerOf, frozen=True):
 
     # server and states ------------------------------------------------------------------------
     def fitting_rules(self) -> tuple[ServerRule, str]:
-        rules, reason = super().fitting_rules()
+        rules, reason = self.base.fitting_rules()
         return rules, f"it has the server of {self.proximal} (algorithm.proximal), and there {reason}" if reason else ""
 
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
         if self.perturb != "all":
             check_head(ctx.objective)
-        return super().init_server(ctx, w, b)
+        return self.base.init_server(ctx, w, b)
+
+    def broadcast(self, ctx: Context, state: ServerState) -> Any:
+        return self.base.broadcast(ctx, state)
+
+    def aggregate(self, ctx: Context, state: ServerState, updates: object, cohort: Cohort) -> tuple[Any, Metrics]:
+        return self.base.aggregate(ctx, state, updates, cohort)
+
+    def init_client(self, ctx: Context) -> Any:
+        return self.base.init_client(ctx)
+
+    def begin(self, ctx: ClientContext, broadcast: object, client: object, data: ClientData) -> SGDState:
+        return self.base.begin(ctx, broadcast, client, data)
 
     def end(
         self, ctx: ClientContext, broadcast: object, client: object, local: SGDState, data: ClientData
     ) -> tuple[Any, Any]:
         contained = 0.0 if self.strategy in ("S0", "S1") else self.beta
         client, local = LOSSES[self.proximal].contained(client, local, contained)
-        return super().end(ctx, broadcast, client, local, data)
+        return self.base.end(ctx, broadcast, client, local, data)

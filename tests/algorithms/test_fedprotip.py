@@ -10,8 +10,7 @@ import torch
 from scipy.special import logsumexp
 from torch import nn
 
-from flray.algorithms.fedprotip import FedProTIP
-from flray.algorithms.task_prediction import PredictingPublished, mean_scores
+from flray.algorithms.fedprotip import FedProTIP, PredictingPublished, mean_scores
 from flray.core.network.layers import Layer
 from flray.core.network.objective import Objective
 from flray.core.protocol.classes import Classes
