@@ -1,5 +1,8 @@
 """Attacks: a drawn share of the clients sends another update than the one that it trained, so that a defence can be
 judged. The draw is the same in all rounds. An attacker ignores the clipping listed before the attack.
+
+`sign_flip` is the attack of Li et al., AAAI 2019 (RSA); `scaled`, which outweighs the others in a mean, the model
+replacement of Bagdasaryan et al., AISTATS 2020.
 """
 
 from __future__ import annotations
@@ -39,6 +42,24 @@ class Attack(Transform, frozen=True):
         """Raises `ConfigError` if the share of so many clients is none."""
         if not floor_share(self.clients, population):
             raise ConfigError(f"uplink.{address}.clients: {self.clients:g} of {population} clients is none; raise it")
+
+
+class SignFlip(Attack, frozen=True):
+    """Attackers send w - (w_k - w) and b - (b_k - b): the broadcast minus their own differences to it."""
+
+    @property
+    def multiplier(self) -> float:
+        return -1.0
+
+
+class Scaled(Attack, frozen=True):
+    """Attackers send w + f (w_k - w) and b + f (b_k - b)."""
+
+    factor: float = hp(10.0, linear=(-20.0, 20.0), doc="factor of the differences (f); negative: also their opposite")
+
+    @property
+    def multiplier(self) -> float:
+        return self.factor
 
 
 @functools.lru_cache(maxsize=16)

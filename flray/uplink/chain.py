@@ -26,8 +26,8 @@ UPLINKS = Registry(
         "quantize": "flray.uplink.quantize:Quantize",
         "clip": "flray.uplink.clip:Clip",
         "gaussian": "flray.uplink.gaussian:Gaussian",
-        "sign_flip": "flray.uplink.sign_flip:SignFlip",
-        "scaled": "flray.uplink.scaled:Scaled",
+        "sign_flip": "flray.uplink.attack:SignFlip",
+        "scaled": "flray.uplink.attack:Scaled",
     },
     base="flray.uplink.transform:Transform",
 )

@@ -14,11 +14,9 @@ from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import AlgorithmError, ConfigError, OwnCodeError
 from flray.engine.health import reported
 from flray.uplink import Received, Receiver, Sender, Sent, TopK, Uplink
-from flray.uplink.attack import attackers
+from flray.uplink.attack import Scaled, SignFlip, attackers
 from flray.uplink.clip import Clip, clipped
 from flray.uplink.gaussian import Gaussian
-from flray.uplink.scaled import Scaled
-from flray.uplink.sign_flip import SignFlip
 from flray.uplink.transform import Transform
 
 X = torch.tensor([3.0, 4.0, 0.0])  # of norm 5

@@ -19,10 +19,9 @@ from flray.core.messages.fields import mean
 from flray.core.schema.errors import AlgorithmError, ConfigError
 from flray.doctor import examine
 from flray.uplink import TopK, Uplink
-from flray.uplink.attack import attackers
+from flray.uplink.attack import SignFlip, attackers
 from flray.uplink.clip import Clip
 from flray.uplink.gaussian import Gaussian
-from flray.uplink.sign_flip import SignFlip
 from flray.uplink.travel import EncodedState, new_state, own_state, travelled
 from tests.contracts.table import experiment
 from tests.support.faults import interrupted
