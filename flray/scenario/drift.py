@@ -17,7 +17,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from flray.core.protocol.clock import Clock
-from flray.core.protocol.seeding import Address, process_wide, rng
+from flray.core.protocol.generators import process_wide
+from flray.core.protocol.seeding import Address, rng
 from flray.core.schema.errors import ConfigError, shown
 from flray.core.schema.own import check_results
 from flray.core.schema.registry import Registry

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from flray.core.protocol.seeding import process_wide, rng as addressed
+from flray.core.protocol.generators import process_wide
+from flray.core.protocol.seeding import rng as addressed
 from flray.core.schema.errors import DataError, described, kind_of, named, shown, warn
 from flray.core.schema.own import OwnOptions, call_own, is_other_result
 from flray.core.schema.registry import address_of

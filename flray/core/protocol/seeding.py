@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
@@ -131,24 +130,3 @@ class _Key(ISeedSequence):
 def torch_seed(seed: int, *address: Address) -> int:
     """A seed for `torch.manual_seed`: what a module itself draws (dropout) is addressed as well."""
     return key(seed, *address) & 0x7FFF_FFFF_FFFF_FFFF
-
-
-@contextlib.contextmanager
-def process_wide(seed: int, *address: Address) -> Iterator[None]:
-    """In this block the generators of Python, NumPy and torch's CPU that a whole process shares have an address.
-
-    A user's function that draws from them draws the same in every process, and what others draw does not change.
-    """
-    torch: Any = sys.modules.get("torch")  # one that is not imported draws nothing
-    number = key(seed, "process-wide", *address)
-    with preserved():
-        before = None if torch is None else torch.random.get_rng_state()
-        random.seed(number)
-        np.random.seed(number & 0xFFFF_FFFF)
-        if torch is not None:
-            torch.default_generator.manual_seed(number & 0x7FFF_FFFF_FFFF_FFFF)
-        try:
-            yield
-        finally:
-            if torch is not None:
-                torch.random.set_rng_state(before)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from flray.core.protocol.seeding import process_wide
+from flray.core.protocol.generators import process_wide
 from flray.core.schema.errors import DataError, kind_of, named, shown, warn
 from flray.core.schema.own import OwnOptions, call_own, is_other_result, returned
 from flray.core.schema.registry import address_of

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from flray.core.protocol import seeding
-from flray.core.protocol.generators import preserve_globals, seed_globals
-from flray.core.protocol.seeding import process_wide, turn, undisturbed, with_turn
+from flray.core.protocol.generators import preserve_globals, process_wide, seed_globals
+from flray.core.protocol.seeding import turn, undisturbed, with_turn
 from flray.core.schema.errors import ResourceError
 from flray.engine.this_process import alone
 

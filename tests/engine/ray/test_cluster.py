@@ -19,7 +19,7 @@ import pandas
 import pytest
 
 from flray.core.protocol import seeding
-from flray.core.protocol.seeding import process_wide
+from flray.core.protocol.generators import process_wide
 from flray.core.schema.errors import ResourceError
 from flray.engine.ray import cluster
 from flray.engine.ray.versions import knows_tokens
@@ -37,7 +37,7 @@ ASK = """
 import sys, time
 from flray.engine.ray.cluster import connect, os, ray
 from flray.core.protocol import seeding
-from flray.core.protocol.seeding import process_wide
+from flray.core.protocol.generators import process_wide
 from flray.core.schema.errors import ResourceError
 if sys.argv[1] != "same":
     ray.__version__ = sys.argv[1]
