@@ -60,7 +60,8 @@ class FedMemo(fedmemo.FedMemo, FedAvg, frozen=True):
 
     renamed: ClassVar[Mapping[str, str]] = RENAMED
     elsewhere: ClassVar[Mapping[str, str]] = {
-        "privacy": "write uplink: [{name: clip, norm: 1.0}, {name: gaussian, where: client, epsilon: 8}]"
+        **FedAvg.elsewhere,
+        "privacy": "write uplink: [{name: clip, norm: 1.0}, {name: gaussian, where: client, epsilon: 8}]",
     }
 
     client_exchange: Literal["two_phase", "piggyback"] = hp(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from flray.core.protocol.algorithm_section import AlgorithmSection, Setting
+from flray.core.protocol.algorithm_section import AlgorithmSection, MethodSection
 from flray.core.schema.section import Section
 
 Pooled = Literal["mean", "each", "streamed"]
 
 
-class AggregationSection(Section, frozen=True):
+class AggregationSection(MethodSection, frozen=True):
     """The section `aggregation`: what each rule declares of itself."""
 
-    shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
     # how the rule gets the clients' `w` and `b`: their weighted mean, all of them, or all of them one at a time
     pooled: ClassVar[Pooled] = "mean"
     # True: the next model is a linear combination of this round's client models, with the aggregation weights
@@ -23,9 +22,6 @@ class AggregationSection(Section, frozen=True):
     asynchronous: ClassVar[bool] = True
     # True: it mixes a client's model with the present one, whatever model the client started from
     mixes: ClassVar[bool] = False
-    needs_proxy: ClassVar[bool] = False  # public data, `ctx.proxy`, at the server
-    # what of it computes in float32, so that it refuses `model.dtype: float64`; "": nothing
-    float32_only: ClassVar[str] = ""
 
     def misfit(self, algorithm: AlgorithmSection) -> str:
         """Why this rule does not fit the algorithm with its options; "": it fits."""
@@ -36,14 +32,6 @@ class AggregationSection(Section, frozen=True):
 
     def check(self, algorithm: AlgorithmSection, uplink: Sequence[Section]) -> None:
         """Raises `ConfigError` for local training, or a part of the `uplink`, that hides what this rule reads."""
-
-    def reads_proxy(self) -> bool:
-        """Whether these options read public data; by default as `needs_proxy` declares."""
-        return self.needs_proxy
-
-    def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        """Sentences on what of this experiment keeps the rule from working; see :meth:`AlgorithmSection.unsuited`."""
-        return ()
 
     @property
     def key(self) -> str:

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
-
-from pydantic import model_validator
+from typing import ClassVar, Literal, NamedTuple
 
 from flray.core.protocol.batching import LastBatch
-from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.core.schema.section import Section
-
-FREEZING = {  # options of algorithms until the engine had them: what to write now
-    "freeze": "write tasks.freeze",
-    "frozen_bn_stats": "write tasks.frozen_bn_stats",
-    "old_heads": "write tasks.freeze: unreached (the default; was trained) or old_heads (was frozen)",
-}
 
 
 class Setting(NamedTuple):
@@ -46,11 +37,34 @@ class Setting(NamedTuple):
 ServerRule = Literal["any", "own", "linear"]
 
 
-class AlgorithmSection(Section, frozen=True):
-    """The section `algorithm`: the hyper-parameter of every algorithm, and what each declares of itself."""
+class MethodSection(Section, frozen=True):
+    """What an algorithm and a rule of aggregation declare of themselves alike."""
 
     shorthand: ClassVar[Mapping[type, str]] = {str: "name"}
-    needs_proxy: ClassVar[bool] = False  # public data, `ctx.proxy`, at the server and at the clients alike
+    needs_proxy: ClassVar[bool] = False  # public data, `ctx.proxy`, at the server; of an algorithm at the clients, too
+    # what of it computes in float32, so that it refuses `model.dtype: float64`; "": nothing
+    float32_only: ClassVar[str] = ""
+
+    def reads_proxy(self) -> bool:
+        """Whether these options read public data; by default as `needs_proxy` declares."""
+        return self.needs_proxy
+
+    def unsuited(self, setting: Setting) -> tuple[str, ...]:
+        """Sentences on what of this experiment keeps the method from working, from the known failures of its card.
+
+        They are shown before the run begins. No sentence: nothing is known.
+        """
+        return ()
+
+
+class AlgorithmSection(MethodSection, frozen=True):
+    """The section `algorithm`: the hyper-parameter of every algorithm, and what each declares of itself."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {  # freezing is the engine's
+        "freeze": "write tasks.freeze",
+        "frozen_bn_stats": "write tasks.frozen_bn_stats",
+        "old_heads": "write tasks.freeze: unreached (old heads are trained) or old_heads (they are frozen)",
+    }
     keeps_exemplars: ClassVar[bool] = False  # samples of earlier stages, chosen from `ClientData.previous`
     # what of earlier tasks' samples is kept, where, and who sees it: a line beside the accuracy; "": nothing
     keeps: ClassVar[str] = ""
@@ -68,8 +82,6 @@ class AlgorithmSection(Section, frozen=True):
     # True: its own server half may read updates that started from older models (`coordination: buffered`), as every
     # server half that is only the average does
     asynchronous: ClassVar[bool] = False
-    # what of it computes in float32, so that it refuses `model.dtype: float64`; "": nothing
-    float32_only: ClassVar[str] = ""
     # whether another rule of aggregation may stand in its server half, and why not; a class that overrides `aggregate`
     # and does not say is "own"
     server_rule: ClassVar[ServerRule] = "own"
@@ -84,34 +96,14 @@ class AlgorithmSection(Section, frozen=True):
         "keep", doc="an epoch's last, short batch: keep, drop, or merge it into the one before; an only one stays"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _freezes_nothing(cls, data: Any) -> Any:
-        """Freezing is the engine's: an option of that name that an algorithm once had is named with its place now."""
-        for name in FREEZING:
-            if isinstance(data, dict) and name in data and name not in cls.model_fields:
-                raise ConfigError(f"algorithm.{name}: the engine freezes, whatever the algorithm; {FREEZING[name]}")
-        return data
-
     def fitting_rules(self) -> tuple[ServerRule, str]:
         """(which rules of aggregation fit with these options, why no other does)."""
         return self.server_rule, "" if self.server_rule == "any" else self.server_reason
-
-    def reads_proxy(self) -> bool:
-        """Whether these options read public data; by default as `needs_proxy` declares."""
-        return self.needs_proxy
 
     @property
     def reads_step_number(self) -> bool:
         """Whether a local step computes with its number, beyond whether it is the first, so that no two are alike."""
         return False
-
-    def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        """Sentences on what of this experiment keeps the algorithm from working, from the known failures of its card.
-
-        They are shown before the run begins. No sentence: nothing is known.
-        """
-        return ()
 
 
 def of_tasks_alone(setting: Setting) -> tuple[str, ...]:
