@@ -121,7 +121,6 @@ class _Package(ModuleType):
 
 
 def _empty(name: str) -> Any:
-    """What a name of a heavy package is."""
     if name.startswith("__"):
         raise AttributeError(name)
     return Module if name == "Module" else _Name(name, (), {})

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import to_jsonable_python
 
 from flray.aggregations import AGGREGATIONS
@@ -50,26 +50,9 @@ if TYPE_CHECKING:
     from flray.core.protocol.aggregation import Aggregation
     from flray.core.protocol.algorithm import Algorithm
     from flray.core.protocol.probe import Probe
-
-    FromFile = Section
 else:
     Aggregation = AggregationSection
     Algorithm = AlgorithmSection  # for pydantic: a configuration is checked without torch
-    # its key is a word of Python's, which no class body can declare
-    FromFile = create_model(
-        "FromFile",
-        __base__=Section,
-        **{
-            "from": (
-                str | None,
-                Field(
-                    None,
-                    description="file (CSV, Parquet, JSON) with the columns round and client: the cohort of every "
-                    "round; none: drawn",
-                ),
-            )
-        },
-    )
 
 LENGTH = ("rounds", "until")  # keys that say how far a run goes
 # keys that may change when a run is resumed
@@ -94,7 +77,7 @@ def _positive(value: int | str) -> int | str:
 PositiveOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive)]
 
 
-class CohortConfig(FromFile):
+class CohortConfig(Section, serialize_by_alias=True):
     """The clients of a round: `size` of them, or a `fraction` of the population. Without both all take part.
 
     `from` names the clients of every round, in the order of its rows; rounds count over all tasks, from 0 or 1.
@@ -105,6 +88,12 @@ class CohortConfig(FromFile):
     """
 
     shorthand: ClassVar[Mapping[type, str]] = {int: "size", float: "fraction"}
+    file: str | None = Field(
+        None,
+        alias="from",
+        description="file (CSV, Parquet, JSON) with the columns round and client: the cohort of every round; none: "
+        "drawn",
+    )
     size: int | None = Field(None, ge=1, description="clients per round (K)")
     fraction: float | None = Field(
         None, gt=0, le=1, description="share of the population, rounded down, at least one client"
@@ -130,10 +119,10 @@ class CohortConfig(FromFile):
         return self
 
     @property
-    def file(self) -> str | None:
-        """The file that names the cohorts, `cohort.from`; None: they are drawn."""
-        named: str | None = getattr(self, "from")
-        return named
+    def not_addressed(self) -> str:
+        """The key that chooses another cohort than that which a seed draws of the expected size; "": none does."""
+        sampled = "" if self.sampling == "addressed" else f"cohort.sampling={self.sampling}"
+        return "cohort.from" if self.file else sampled
 
     def count(self, population: int) -> int:
         """The cohort size K of `population` clients with samples; of a file's cohorts, the most that K can be.
@@ -375,8 +364,6 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _fits_uplink(self) -> Experiment:
         uplink = Uplink(self.uplink)
-        if uplink and self.algorithm.centralized:
-            raise ConfigError("uplink: a centralized run sends no updates; leave it out (uplink=none)")
         if uplink.private and self.cohort.file is not None:
             raise ConfigError("uplink.gaussian: epsilon holds for cohorts that are drawn; leave cohort.from out")
         return self
@@ -400,34 +387,37 @@ class Experiment(Section):
         if self.aggregation is not None and self.aggregation.reads_proxy():
             readers.append(f"aggregation {registered_name(AGGREGATIONS, self.aggregation)}")
         readers += [f"diagnostics {name}" for name, probe in self.probes().items() if "proxy" in probe.reads]
+        self._fits_centralized(len(self.versions) > 1)
         self._fits_rule()
         self._fits_clock()
-        self._fits_files()
         self._fits_float64()
         self._fits_proxy(readers)
         if self.num_tasks > 1 and not self.rounds:
             raise ConfigError("rounds: 0 in each of several tasks trains nothing; set 1 or more, or leave tasks out")
-        if len(self.versions) > 1 and self.algorithm.centralized:
-            raise ConfigError("schedule: a centralized run has none; leave it out, or write algorithm.lr_decay")
         if self.schedule and self.schedule[-1].from_round > self.total_rounds:
             late = f"from_round {self.schedule[-1].from_round} is after the last round, {self.total_rounds}"
             raise ConfigError(f"schedule: {late}; lower it, or leave the change out (schedule=null)")
-        if self.profile is not None and self.algorithm.centralized:
-            raise ConfigError("profile: a centralized run has no clients to trace; leave it out (profile=null)")
         if self.profile is not None and (last := max(self.profile.rounds)) > self.total_rounds:
             raise ConfigError(f"profile.rounds: {last} is after the last round, {self.total_rounds}; lower it")
         if self.tasks is not None:
             self.tasks.check_algorithm(self.algorithm, algorithm_name(self.algorithm))
         if self.evaluate.validation is not None and (self.evaluate.finetune_epochs or not self.algorithm.global_model):
-            what = (
-                "evaluate.finetune_epochs"
-                if self.evaluate.finetune_epochs
-                else f"algorithm {algorithm_name(self.algorithm)}"
-            )
+            what = f"algorithm {algorithm_name(self.algorithm)}"
+            what = "evaluate.finetune_epochs" if self.evaluate.finetune_epochs else what
             raise ConfigError(
                 f"evaluate.validation: {what} tests each client on the test set; leave one of the two out"
             )
+        if self.data.batch_order is not None and not self.data.shuffle:
+            raise ConfigError("data.shuffle: data.batch_order gives the order already; leave one of the two out")
         return self
+
+    def _fits_centralized(self, changes: bool) -> None:
+        """Raises `ConfigError` for what a run without clients does not read. `changes`: whether `schedule` has any."""
+        given = {"uplink": self.uplink, "schedule": changes, "profile": self.profile, "devices": self.devices}
+        given |= {"cohort.from": self.cohort.file, "data.batch_order": self.data.batch_order}
+        for key, value in given.items():
+            if value and self.algorithm.centralized:
+                raise ConfigError(f"{key}: a centralized run has no clients; leave it out ({key}=null)")
 
     def _fits_rule(self) -> None:
         """Raises `ConfigError` for a rule of aggregation that does not fit the algorithm, or what clients send."""
@@ -443,6 +433,8 @@ class Experiment(Section):
     def _fits_clock(self) -> None:
         """Raises `ConfigError` for devices or a coordination that this run would not read, or not rightly."""
         name, waits = self.coordination.name, self.coordination.name != "synchronous"
+        if self.rule is not None and self.rule.mixes and self.coordination.size is None:
+            raise ConfigError("aggregation: fedasync needs coordination: {name: buffered, size: 1}; add it")
         if self.until is not None:
             if self.devices is None:
                 raise ConfigError("until: virtual_s needs devices; add e.g. devices: {speed: equal}")
@@ -455,11 +447,7 @@ class Experiment(Section):
         if self.devices is None:
             if waits:
                 raise ConfigError(f"coordination: {name} needs devices; add e.g. devices: {{speed: equal}}")
-            if self.rule is not None and self.rule.mixes:
-                raise ConfigError("aggregation: fedasync needs coordination: {name: buffered, size: 1}; add it")
             return
-        if self.algorithm.centralized:
-            raise ConfigError("devices: a centralized run has no clients; leave it out (devices=none)")
         if self.tasks is not None:
             raise ConfigError("devices: the virtual clock has no tasks; leave one of the two out (devices=none)")
         if waits and self.algorithm.training.order == "sequential":
@@ -467,16 +455,13 @@ class Experiment(Section):
             raise ConfigError(f"coordination: the clients of algorithm {who} work one after another; leave {name} out")
         if waits and Uplink(self.uplink).private:
             raise ConfigError(f"uplink.gaussian: epsilon does not hold under coordination {name}; leave one out")
-        if self.devices.availability.name != "always" and (self.cohort.file or self.cohort.sampling != "addressed"):
-            what = "cohort.from" if self.cohort.file else f"cohort.sampling={self.cohort.sampling}"
-            raise ConfigError(f"devices.availability: clients are drawn among those that are there; leave {what} out")
+        other = self.cohort.not_addressed
+        if self.devices.availability.name != "always" and other:
+            raise ConfigError(f"devices.availability: clients are drawn among those that are there; leave {other} out")
         if self.coordination.size is not None:
             self._fits_buffer()
-        elif self.rule is not None and self.rule.mixes:
-            raise ConfigError("aggregation: fedasync needs coordination: {name: buffered, size: 1}; add it")
-        if self.coordination.share is not None and (self.cohort.file or self.cohort.sampling != "addressed"):
-            what = "cohort.from" if self.cohort.file else f"cohort.sampling={self.cohort.sampling}"
-            raise ConfigError(f"coordination: over_selected draws the clients itself; leave {what} out")
+        if self.coordination.share is not None and other:
+            raise ConfigError(f"coordination: over_selected draws the clients itself; leave {other} out")
 
     def _fits_buffer(self) -> None:
         """Raises `ConfigError` for what does not go with updates that started from older models."""
@@ -500,15 +485,6 @@ class Experiment(Section):
             raise ConfigError("uplink.clip: adaptive has a norm for each round, which buffered has not; leave one out")
         if self.data.batch_order is not None:
             raise ConfigError("data.batch_order: a file lists batches by round, which buffered has not; leave it out")
-
-    def _fits_files(self) -> None:
-        """Raises `ConfigError` for files of cohorts or batches that this run would not read."""
-        if self.algorithm.centralized:
-            for key, file in (("cohort.from", self.cohort.file), ("data.batch_order", self.data.batch_order)):
-                if file is not None:
-                    raise ConfigError(f"{key}: a centralized run has no clients; leave it out")
-        if self.data.batch_order is not None and not self.data.shuffle:
-            raise ConfigError("data.shuffle: data.batch_order gives the order already; leave one of the two out")
 
     def _fits_float64(self) -> None:
         """Raises `ConfigError` for what computes in float32 in a run with `model.dtype: float64`."""

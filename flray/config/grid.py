@@ -111,7 +111,6 @@ def _varies_within(flat: Sequence[dict[str, Any]], key: str, kind: str) -> bool:
 
 
 def _name_of(key: str) -> str:
-    """The key of the name of a key's section."""
     return f"{key.partition('.')[0]}.name"
 
 
@@ -138,21 +137,6 @@ def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
         for key in dict.fromkeys([*old, *new])
         if old.get(key) != new.get(key) and (key == "resources.store" or key.partition(".")[0] not in RESUMABLE)
     }
-
-
-def difference(ours: Any, theirs: Any, prefix: str = "") -> str | None:
-    """The first key in which two configurations (plain values) are different experiments, or None.
-
-    A key that only one of them has is ignored: another version of flray wrote it.
-    """
-    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
-        return None if ours == theirs else prefix
-    for key in ours:
-        if key in theirs and (prefix or key not in RESUMABLE):
-            differing = difference(ours[key], theirs[key], f"{prefix}.{key}" if prefix else str(key))
-            if differing is not None:
-                return differing
-    return None
 
 
 def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:

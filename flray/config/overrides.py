@@ -174,14 +174,13 @@ def _takes(key: str) -> tuple[int | None, bool]:
 
 
 def _is_text(key: str) -> bool:
-    """Whether a key takes texts alone, or none."""
     *path, last = key.split(".")
     owner = section_of(Experiment, path)
-    return owner is not None and last in owner.model_fields and owner.model_fields[last].annotation in (str, str | None)
+    fields = owner.model_fields if owner is not None else {}
+    return any(last == (info.alias or name) and info.annotation in (str, str | None) for name, info in fields.items())
 
 
 def _depth(kind: Any) -> int:
-    """How deep the lists of an annotation are."""
     inside = [_depth(part) for part in get_args(kind)]
     return max(inside, default=0) + (get_origin(kind) in (list, tuple))
 

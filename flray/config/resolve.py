@@ -92,7 +92,6 @@ def resolve_section(raw: Mapping[str, Any], overrides: Iterable[str], root: type
 
 
 def _merge_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One mapping of all layers; a later layer overrides an earlier one."""
     first, *others = map(_layer, layers)
     values: dict[str, Any] = first
     for layer in others:
@@ -327,7 +326,6 @@ def _say_what_of_data_is_lost(key: str, before: Any, cell: Mapping[str, Any]) ->
 
 
 def _drop(values: dict[str, Any], key: str) -> None:
-    """Remove the dotted `key` from nested mappings, if it is there."""
     *path, last = key.split(".")
     for part in path:
         values = values[part] if isinstance(values.get(part), dict) else {}

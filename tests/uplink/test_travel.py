@@ -226,7 +226,7 @@ def test_the_doctor_counts_the_encoded_bytes(tmp_path):
 
 
 def test_what_cannot_be_encoded_is_refused_in_one_line(tmp_path):
-    with pytest.raises(ConfigError, match=r"uplink: a centralized run sends no updates"):
+    with pytest.raises(ConfigError, match=r"uplink: a centralized run has no clients"):
         experiment("fedavg", uplink=TOPK).model_validate(
             {**experiment("fedavg").dump(), "uplink": TOPK, "algorithm": {"name": "centralized"}}
         )
