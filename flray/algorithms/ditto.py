@@ -35,6 +35,8 @@ class DittoLocalState(SGDState):
 
 
 class Ditto(FedAvg[ServerState, Broadcast, Update, DittoClient, DittoLocalState], frozen=True):
+    cautions = (of_fine_tuned_models,)
+
     lam: float = hp(
         1.0, choice=(0.05, 0.1, 0.2, 1.0, 2.0), ge=0, doc="pull of v_k towards the global model (lambda); 0: v_k alone"
     )
@@ -44,7 +46,7 @@ class Ditto(FedAvg[ServerState, Broadcast, Update, DittoClient, DittoLocalState]
         """The penalty alone multiplies v_k - w by 1 - lr lambda in a step."""
         grows = self.lr * self.lam
         says = f"lr x lam = {grows:g} is above 2, so the personal models diverge from the penalty alone; lower one"
-        return (*of_fine_tuned_models(setting), *((says,) if grows > 2 and self.optimizer == "sgd" else ()))
+        return (*super().unsuited(setting), *((says,) if grows > 2 and self.optimizer == "sgd" else ()))
 
     @property
     def epochs(self) -> tuple[int, int]:
@@ -110,7 +112,6 @@ class Ditto(FedAvg[ServerState, Broadcast, Update, DittoClient, DittoLocalState]
         personal = local.personal
         return {**super().report(ctx, local), "ditto/personal_loss": personal.loss / max(personal.moments.steps, 1)}
 
-    # personalised evaluation ------------------------------------------------------------------
     def personalize(
         self, ctx: ClientContext, broadcast: Broadcast, client: DittoClient, batches: FineTuning
     ) -> Predictor:

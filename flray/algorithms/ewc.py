@@ -14,7 +14,7 @@ from torch import Tensor
 from flray.algorithms.fedavg import LocalStatistics, SGDState
 from flray.algorithms.fisher_penalty import FisherPenalty, PenaltyLocalState
 from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState, Update
-from flray.core.protocol.algorithm_section import Setting, of_tasks_alone
+from flray.core.protocol.algorithm_section import of_tasks_alone
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.samples import ClientData
@@ -36,13 +36,11 @@ class FisherTrace(Record):
 
 
 class EWC(FisherPenalty[ServerState, Broadcast, Update, EWCClient, PenaltyLocalState], frozen=True):
+    cautions = (of_tasks_alone,)
     keeps: ClassVar[str] = "Fisher diagonals of each task on the clients; no samples"
     factor: ClassVar[float] = 1.0
 
     lam: float = hp(100.0, log=(1.0, 1e4), ge=0, doc="weight of the penalty (lambda); 0: FedAvg")
-
-    def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        return of_tasks_alone(setting)
 
     def next_exchange(self, ctx: Context, state: ServerState) -> Exchange | None:
         """When a task ends, each client with samples of it consolidates the new model."""

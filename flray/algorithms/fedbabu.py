@@ -16,7 +16,7 @@ from flray.core.messages import Broadcast, Cohort, Metrics, Record, ServerState
 from flray.core.network.layout import Entry
 from flray.core.network.objective import Objective
 from flray.core.protocol.algorithm import Predictor
-from flray.core.protocol.algorithm_section import Setting, of_fine_tuned_models
+from flray.core.protocol.algorithm_section import of_fine_tuned_models
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData, FineTuning
 
@@ -30,10 +30,8 @@ class BodyMessage(Record):
 
 
 class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
+    cautions = (of_fine_tuned_models,)
     server_reason: ClassVar[str] = "its clients send the body without the head"
-
-    def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        return of_fine_tuned_models(setting)
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> ServerState:
@@ -58,12 +56,14 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
         return w
 
     def model_of(self, ctx: Context, message: object) -> tuple[Tensor, Tensor] | None:
-        if not isinstance(message, BodyMessage):
-            return super().model_of(ctx, message)
-        return self.with_initial_head(ctx, message.body), message.b
+        return super().model_of(ctx, self.whole(ctx, message) if isinstance(message, BodyMessage) else message)
+
+    def whole(self, ctx: Context, message: BodyMessage) -> Broadcast:
+        """The model of a message, with the initial head."""
+        return Broadcast(self.with_initial_head(ctx, message.body), message.b)
 
     def begin(self, ctx: ClientContext, broadcast: BodyMessage, client: OwnStatistics, data: ClientData) -> SGDState:
-        return super().begin(ctx, Broadcast(self.with_initial_head(ctx, broadcast.body), broadcast.b), client, data)
+        return super().begin(ctx, self.whole(ctx, broadcast), client, data)
 
     def direction(self, ctx: ClientContext, broadcast: BodyMessage, local: SGDState, g: Tensor) -> Tensor:
         v = super().direction(ctx, broadcast, local, g)
@@ -77,14 +77,11 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
         _, client = super().end(ctx, broadcast, client, local, data)
         return BodyMessage(body_of(ctx.objective, local.w), local.b), client
 
-    # personalised evaluation ------------------------------------------------------------------
     def personalize(
         self, ctx: ClientContext, broadcast: BodyMessage, client: OwnStatistics, batches: FineTuning
     ) -> Predictor:
         # fine-tuning trains the head too
-        return super().personalize(
-            ctx, Broadcast(self.with_initial_head(ctx, broadcast.body), broadcast.b), client, batches
-        )
+        return super().personalize(ctx, self.whole(ctx, broadcast), client, batches)
 
 
 def entries_of(objective: Objective, head: bool) -> list[Entry]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flray.algorithms.fedavg import FedAvg, LocalStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, Cohort, EachUpdate, Metrics, ServerState, Update
-from flray.core.protocol.algorithm_section import Setting, of_returning_clients
+from flray.core.protocol.algorithm_section import of_returning_clients
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
@@ -43,6 +43,7 @@ class DynLocalState(SGDState):
 
 
 class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], frozen=True):
+    cautions = (of_returning_clients,)
     asynchronous: ClassVar[bool] = True
     server_reason: ClassVar[str] = "h and w move together"
     alpha: float = hp(0.1, log=(1e-3, 1.0), gt=0, doc="strength of the dynamic regulariser (alpha)")
@@ -51,9 +52,6 @@ class FedDyn(FedAvg[DynState, Broadcast, Update, DynClient, DynLocalState], froz
     weighting: Literal["examples", "uniform"] = hp(
         "uniform", doc="mean of the local models: equal weights (paper), or by n_k (FedSOL)"
     )
-
-    def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        return of_returning_clients(setting)
 
     # server -----------------------------------------------------------------------------------
     def init_server(self, ctx: Context, w: Tensor, b: Tensor) -> DynState:

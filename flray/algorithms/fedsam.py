@@ -41,8 +41,6 @@ class FedSAM(FedAvg, frozen=True):
 
     def perturbed(self, ctx: Context, local: SGDState, g: Tensor) -> Tensor:
         """w + e `[P]` in scratch; may overwrite `g`."""
-        spans, out = (
-            parameter_subset(ctx.objective, self.perturb).spans,
-            scratch_parameters(ctx.objective, local.w, self.perturb),
-        )
+        spans = parameter_subset(ctx.objective, self.perturb).spans
+        out = scratch_parameters(ctx.objective, local.w, self.perturb)
         return ascend(local.w, g, self.rho, spans, eps=self.eps, out=out)

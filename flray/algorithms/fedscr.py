@@ -139,7 +139,6 @@ class FedSCR(ReservoirReplay[MeansState, ReservoirClient, ReplayLocalState], fro
         """(class means `[C, F]`, 1 for classes with a mean `[C]`) by a model."""
         return class_means(*extract_features(model, batches), len(ctx.inputs.classes))
 
-    # personalised evaluation ------------------------------------------------------------------
     def finetune(self, ctx: ClientContext, w: Tensor, b: Tensor, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         return self.continued(ctx, w, b, batches)
 

@@ -123,17 +123,19 @@ class ProxLosses(TermLosses):
     method = FedProx
 
 
-class ScaffoldLosses(TermLosses):
+class CorrectionLosses(TermLosses):
     """L_p is linear; its gradient is the `correction [P]` of the local state."""
-
-    method = Scaffold
 
     @classmethod
     def contained(cls, client: Any, state: Any, weight: float) -> tuple[Any, Any]:
         return client, state.replace(correction=state.correction * weight)
 
 
-class NovaLosses(ScaffoldLosses):
+class ScaffoldLosses(CorrectionLosses):
+    method = Scaffold
+
+
+class NovaLosses(CorrectionLosses):
     method, options = FedNova, {"ccvr": "fixed"}
 
 

@@ -20,7 +20,7 @@ from flray.algorithms.fedavg import FedAvg, OwnStatistics
 from flray.core.messages import Broadcast
 from flray.core.network.objective import BoundModel
 from flray.core.protocol.algorithm import Predictor
-from flray.core.protocol.algorithm_section import Setting, of_fine_tuned_models
+from flray.core.protocol.algorithm_section import of_fine_tuned_models
 from flray.core.protocol.context import ClientContext
 from flray.core.protocol.samples import FineTuning
 from flray.core.schema.hp import hp
@@ -28,6 +28,7 @@ from flray.ops.exemplars import extract_features
 
 
 class KNNPer(FedAvg, frozen=True):
+    cautions = (of_fine_tuned_models,)
     k: int = hp(5, choice=(1, 3, 5, 7, 10), ge=1, doc="number of neighbours")
     lam: float = hp(
         0.5, linear=(0.0, 1.0), ge=0, le=1, doc="weight of the neighbours (lambda); 0: the fine-tuned model alone"
@@ -38,9 +39,6 @@ class KNNPer(FedAvg, frozen=True):
     store_augment: bool = hp(
         False, doc="store the augmented images of the first epoch of fine-tuning; without fine-tuning plain ones"
     )
-
-    def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        return of_fine_tuned_models(setting)
 
     def personalize(
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, batches: FineTuning

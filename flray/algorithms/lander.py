@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flray.algorithms.data_free_pool import DataFreePool, PoolDown, PoolState
+from flray.algorithms.data_free import DataFreePool, PoolDown, PoolState
 from flray.algorithms.fedavg import OwnStatistics, SGDState
 from flray.core.messages import Batch, Metrics
 from flray.core.messages.fields import shared

@@ -34,7 +34,6 @@ class Local(PersistentOptimizer, frozen=True):
     def init_client(self, ctx: Context) -> ModelWithOptimizer:
         return self.initial_model(ctx)
 
-    # personalised evaluation ------------------------------------------------------------------
     def personalize(
         self, ctx: ClientContext, broadcast: object, client: ModelWithOptimizer, batches: FineTuning
     ) -> Predictor:

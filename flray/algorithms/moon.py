@@ -17,7 +17,7 @@ from torch import Tensor
 from flray.algorithms.fedavg import FedAvg, SGDState
 from flray.core.messages import Batch, Broadcast, ClientState, ServerState, Update
 from flray.core.network.objective import BoundModel
-from flray.core.protocol.algorithm_section import Setting, of_returning_clients
+from flray.core.protocol.algorithm_section import of_returning_clients
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
@@ -33,13 +33,11 @@ class MoonClient(ClientState):
 
 
 class Moon(FedAvg[ServerState, Broadcast, Update, MoonClient], frozen=True):
+    cautions = (of_returning_clients,)
     mu: float = hp(
         1.0, choice=(0.001, 0.01, 0.1, 1.0, 5.0, 10.0), ge=0, doc="weight of the contrastive term; 0: FedAvg"
     )
     tau: float = hp(0.5, choice=(0.1, 0.5, 1.0), gt=0, doc="temperature of the contrastive term")
-
-    def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        return of_returning_clients(setting)
 
     def init_client(self, ctx: Context) -> MoonClient:
         return MoonClient(*ctx.objective.initial())

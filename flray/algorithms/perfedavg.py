@@ -15,7 +15,7 @@ from torch import Tensor
 from flray.algorithms.fedavg import FedAvg, OwnStatistics, SGDState
 from flray.core.messages import Batch, Broadcast, ServerState, Update
 from flray.core.protocol.algorithm import Predictor
-from flray.core.protocol.algorithm_section import Setting, of_fine_tuned_models
+from flray.core.protocol.algorithm_section import of_fine_tuned_models
 from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.samples import FineTuning
 from flray.core.schema.hp import hp
@@ -31,6 +31,7 @@ class MetaLocalState(SGDState):
 
 
 class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalState], frozen=True):
+    cautions = (of_fine_tuned_models,)
     form: Literal["clean", "code"] = hp(
         "clean", doc="clean: momentum only of outer gradients; code: one optimiser takes both steps"
     )
@@ -41,9 +42,6 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
         None,
         doc="fine-tuning: one plain gradient step (paper), or meta steps (code); none: step for clean, meta for code",
     )
-
-    def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        return of_fine_tuned_models(setting)
 
     # number of local steps -----------------------------------------------------------------------------
     @property
@@ -103,13 +101,8 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
     ) -> None:
         """v <- v - gamma H(w; B1) v, by a central difference of gradients (HF); batch-norm statistics stay."""
         scratch = ctx.objective.scratch
-        point, b, grad, difference = (
-            scratch("probe", v),
-            scratch("probe statistics", local.b),
-            scratch("probe gradient", v),
-            scratch("bend", v),
-        )
-        difference.zero_()
+        point, b, grad = scratch("probe", v), scratch("probe statistics", local.b), scratch("probe gradient", v)
+        difference = scratch("bend", v).zero_()
         assert local.first is not None  # an outer step follows an inner one
         for sign in (1, -1):
             torch.add(local.w, v, alpha=sign * self.delta, out=point)
@@ -117,18 +110,14 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
             difference.add_(self.gradient(ctx, broadcast, client, probe, local.first)[1], alpha=sign)
         v.add_(difference, alpha=-self.learning_rate(ctx) / (2 * self.delta))
 
-    # personalised evaluation ------------------------------------------------------------------
     def personalize(
         self, ctx: ClientContext, broadcast: Broadcast, client: OwnStatistics, batches: FineTuning
     ) -> Predictor:
         local = self.local_state(ctx, broadcast.w, self.statistics_before(broadcast, client))
         if (self.adaptation or ("meta" if self.form == "code" else "step")) == "step":
-            first = next(iter(batches), None)
-            w = (
-                local.w
-                if first is None
-                else self.adapt(ctx, local, self.gradient(ctx, broadcast, client, local, first)[1])
-            )
+            w = local.w
+            for first in itertools.islice(batches, 1):
+                w = self.adapt(ctx, local, self.gradient(ctx, broadcast, client, local, first)[1])
             return ctx.objective.at(w, local.b)
         per_epoch = max(int(self.epoch_batches(np.array(ctx.num_examples))), 1)
         steps = 2 * int(self.batch_pairs(np.array(per_epoch), len(batches) // per_epoch))

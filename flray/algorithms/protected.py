@@ -18,7 +18,7 @@ from flray.algorithms.fedavg import FedAvg, SGDState, Stored
 from flray.core.messages import Batch, Broadcast, Metrics, ServerState, Update
 from flray.core.messages.fields import shared
 from flray.core.network.layers import LAYERS, Layer, LayerInputs
-from flray.core.protocol.algorithm_section import Setting, of_tasks_alone
+from flray.core.protocol.algorithm_section import of_tasks_alone
 from flray.core.protocol.clock import task_name
 from flray.core.protocol.context import Context
 from flray.core.protocol.samples import ClientData
@@ -55,6 +55,7 @@ ProtectedLocalT = TypeVar("ProtectedLocalT", bound=ProtectedLocalState, default=
 
 
 class Protected(FedAvg[ProtectedStateT, ProtectedDownT, Update, Stored, ProtectedLocalT], frozen=True):
+    cautions = (of_tasks_alone,)
     float32_only: ClassVar[str] = "its bases"
     n_batches: int = hp(
         20, ge=1, doc="batches of a client at a task's end from which inputs of layers are collected (ViT: 10)"
@@ -70,9 +71,6 @@ class Protected(FedAvg[ProtectedStateT, ProtectedDownT, Update, Stored, Protecte
             project_(rows, basis)
 
     # what enters the layers -----------------------------------------------------------------------
-    def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        return of_tasks_alone(setting)
-
     def layers(self, ctx: Context) -> dict[str, Layer]:
         """The convolutions and linear layers of the body by name, without frozen ones."""
         objective, layers = ctx.objective, {}

@@ -53,6 +53,7 @@ class ScaffoldLocalState(SGDState):
 
 class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClient, ScaffoldLocalState], frozen=True):
     asynchronous: ClassVar[bool] = True
+    cautions = (of_returning_clients,)
     server_reason: ClassVar[str] = "its control variate c moves with the same mean"
     option: Literal["I", "II"] = hp(
         "II", doc="new c_k: gradient of the full local loss at w_g (I), or from the local steps (II)"
@@ -70,7 +71,7 @@ class Scaffold(FedAvg[ScaffoldState, ScaffoldState, ScaffoldUpdate, ScaffoldClie
     )
 
     def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        of_clients = of_returning_clients(setting)
+        of_clients = super().unsuited(setting)
         if self.option == "I" or not self.momentum or self.optimizer == "adam":
             return of_clients
         if self.corrects == "weights":

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flray.algorithms.data_free_pool import DataFreePool, PoolDown, PoolState
+from flray.algorithms.data_free import DataFreePool, PoolDown, PoolState
 from flray.algorithms.fedavg import OwnStatistics, SGDState
 from flray.core.messages import Batch, Metrics
 from flray.core.network.objective import BoundModel

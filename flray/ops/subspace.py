@@ -23,9 +23,8 @@ CountRule = Literal["inclusive", "gpm_strict_first"]
 Svd = Literal["exact", "randomized"]
 OVERSAMPLED, POWER_STEPS, FIRST_RANK = 10, 2, 64  # p, q and the first k of the randomised SVD
 LARGE = 2**22  # multiply-adds; for smaller products oneDNN's call costs more than it saves
-SPACE_SHARE = (
-    20  # directions of the final layer that a task's clients add together, in the first task all but the first client
-)
+# directions of the final layer that a task's clients add together, in the first task all but the first client
+SPACE_SHARE = 20
 
 
 # sampling -------------------------------------------------------------------------------------

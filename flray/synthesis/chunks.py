@@ -80,7 +80,6 @@ class Writer:
                 )
 
     def __call__(self, chunk: TextChunk) -> list[Text]:
-        """The texts of a chunk, in their order."""
         with threads(self.config.resources.threads):
             return [
                 text

@@ -108,12 +108,9 @@ class LanguageModel:
         )
         rows = generated[:, longest:].tolist()
         scores = torch.stack(decoding.log_probabilities, 1).tolist()
-        return [self._written(row, score) for row, score in zip(rows, scores, strict=True)]
-
-    def _written(self, ids: list[int], scores: list[float]) -> Written:
-        ended = self._end is not None and self._end in ids
-        count = ids.index(self._end) if self._end is not None and ended else len(ids)
-        return Written(ids[:count], scores[:count], ended)
+        counts = [row.index(self._end) if self._end in row else len(row) for row in rows]
+        parts = zip(rows, scores, counts, strict=True)
+        return [Written(row[:count], score[:count], count < len(row)) for row, score, count in parts]
 
 
 def _check_causal(place: str, where: str, local: dict[str, Any]) -> None:

@@ -108,16 +108,14 @@ def _generate(config: Synthesis, chunks: Sequence[TextChunk], place: str, folder
         return
     done = len(chunks) - len(missing)
     count = usable = 0
-    with Progress("synthesize", len(chunks), done, progress, unit="chunk", facts=_facts) as show:
+    with Progress(
+        "synthesize", len(chunks), done, progress, unit="chunk", facts="{what}  {usable:.0%} usable".format_map
+    ) as show:
         for chunk, texts in _written(config, missing, place):
             save(home, chunk, texts)
             count += len(texts)
             usable += sum(text.dropped == USABLE for text in texts)
             show({"what": f"{chunk.task} {chunk.stream}", "usable": usable / count})
-
-
-def _facts(row: Mapping[str, Any]) -> str:
-    return f"{row['what']}  {row['usable']:.0%} usable"
 
 
 def _written(config: Synthesis, chunks: Sequence[TextChunk], place: str) -> Iterator[tuple[TextChunk, list[Text]]]:

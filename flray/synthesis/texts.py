@@ -161,9 +161,6 @@ def _count(letters: int, most: int, prefix: Callable[[int], str]) -> int:
     return low
 
 
-QUESTION = "?"
-
-
 def read_corpus(config: CorpusConfig, what: str) -> list[str]:
     """The texts of the column `config.column`.
 
@@ -194,7 +191,7 @@ def read_corpus(config: CorpusConfig, what: str) -> list[str]:
 def usable(texts: Sequence[str], kind: str, words: tuple[int, int]) -> list[str]:
     """The distinct sentences in `texts` with `words` (fewest, most) words, in order: questions, or sentences that
     end with a full stop."""
-    ending = QUESTION if kind == "questions" else "."
+    ending = "?" if kind == "questions" else "."
     candidates = (sentence for text in texts for sentence in sentences(" ".join(text.split())))
     return [s for s in dict.fromkeys(candidates) if s.endswith(ending) and words[0] <= len(s.split()) <= words[1]]
 

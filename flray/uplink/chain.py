@@ -220,7 +220,6 @@ def _attacks(step: Step, sender: Sender) -> bool:
 
 
 def _is_own(method: Callable[..., Any]) -> bool:
-    """Whether a method is of a user's class."""
     return not method.__module__.startswith(HOME)
 
 

@@ -165,7 +165,6 @@ def _check_model(algorithm: Algorithm, uplink: Uplink, broadcast: Message, updat
 
 
 def _differences(broadcast: Message, update: Update) -> Sent:
-    """The update's differences to the broadcast."""
     start = getattr(broadcast, "b", None)
     b = update.b - start if isinstance(start, Tensor) and start.shape == update.b.shape else None
     return Sent((update.w - broadcast.w).flatten(), b)

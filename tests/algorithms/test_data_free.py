@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import flray
-from flray.algorithms.data_free_pool import PoolDown
+from flray.algorithms.data_free import PoolDown
 from flray.algorithms.lander import Lander, LanderDown
 from flray.algorithms.mfcl import MFCL, MFCLDown
 from flray.algorithms.target import Target, pool_indices

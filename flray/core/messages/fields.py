@@ -43,10 +43,7 @@ def sum(*, default: Any = MISSING, encode: Any = None, relative_to: str | None =
 
 
 def each(*, default: Any = MISSING, streamed: bool = False, encode: Any = None, relative_to: str | None = None) -> Any:
-    """A field of an update of which the server half gets every client's value, as a tuple in cohort order.
-
-    `streamed`: as a sequence (`Streamed`), which makes a client's tensors when they are read and does not keep them.
-    """
+    """A field of an update of which the server half gets every client's value, in cohort order."""
     return _field("each", default, encode, relative_to, streamed=streamed)
 
 

@@ -355,18 +355,14 @@ class Streamed(Sequence[Any]):
 # copies and measures ----------------------------------------------------------------------------
 def as_tensors(message: Any, device: torch.device | str = "cpu") -> Any:
     """NumPy arrays -> tensors to **read only**. On the CPU they share the arrays' memory, which may be Ray's."""
-
-    def view(array: Any) -> Tensor:
-        if isinstance(array, Tensor):
-            return array.to(device)
-        return _on_its_memory(array).to(device)
-
-    return map_tensors(view, message)
+    return map_tensors(lambda part: _on_its_memory(part).to(device), message)
 
 
-def _on_its_memory(array: np.ndarray[Any, Any]) -> Tensor:
+def _on_its_memory(array: Tensor | np.ndarray[Any, Any]) -> Tensor:
     """A tensor that shares the array's memory; a copy of an array that runs backwards, as in `x[::-1]`: a tensor does
     not."""
+    if isinstance(array, Tensor):
+        return array
     array = np.asarray(array)
     return torch.from_numpy(array.copy() if any(stride < 0 for stride in array.strides) else array)
 
@@ -417,13 +413,8 @@ def to_numpy(message: Any) -> Any:
 
 def to_torch(message: Any, device: torch.device | str = "cpu") -> Any:
     """NumPy arrays -> **copies** as tensors on `device`. An array in Ray's object store is shared and read-only."""
-
-    def copy(array: Any) -> Tensor:
-        if isinstance(array, Tensor):
-            return array.to(device, copy=True)
-        return _on_its_memory(array).to(device, copy=True)  # in PyTorch's memory, which is aligned
-
-    return map_tensors(copy, message)
+    # in PyTorch's memory, which is aligned
+    return map_tensors(lambda part: _on_its_memory(part).to(device, copy=True), message)
 
 
 def of_tensors(message: Any, device: torch.device | str = "cpu") -> Any:

@@ -20,12 +20,10 @@ class TensorCache(Generic[V]):
     """
 
     def __init__(self, size: int) -> None:
-        """At most `size` values are kept."""
         self._size = size
         self._entries: OrderedDict[Hashable, tuple[V, list[weakref.ref[Tensor]]]] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many values are kept now."""
         return len(self._entries)
 
     def get(self, key: Hashable) -> V | None:

@@ -2,10 +2,6 @@
 
 No method assigns to `self`, changes an argument in place, reads a clock, a file or a global, or draws an unaddressed
 random number. One exception, for speed: `step` may update the tensors of a `LocalState` in place.
-
-One client trains at a time: `Objective.at` binds one point to the module and cannot run under `vmap`. Many clients at
-once would need another backend: `functional_call` over `views(W)` of `W [M, P]` under `vmap`, with one `autograd.grad`
-on `W` outside of it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 from flray.core.protocol.batching import LastBatch
@@ -44,17 +44,17 @@ class MethodSection(Section, frozen=True):
     needs_proxy: ClassVar[bool] = False  # public data, `ctx.proxy`, at the server; of an algorithm at the clients, too
     # what of it computes in float32, so that it refuses `model.dtype: float64`; "": nothing
     float32_only: ClassVar[str] = ""
+    # by setting: sentences on what of it keeps the method from working, from the known failures of its card
+    cautions: ClassVar[tuple[Callable[[Setting], tuple[str, ...]], ...]] = ()
 
     def reads_proxy(self) -> bool:
         """Whether these options read public data; by default as `needs_proxy` declares."""
         return self.needs_proxy
 
     def unsuited(self, setting: Setting) -> tuple[str, ...]:
-        """Sentences on what of this experiment keeps the method from working, from the known failures of its card.
-
-        They are shown before the run begins. No sentence: nothing is known.
-        """
-        return ()
+        """Sentences on what of this experiment keeps the method from working, by default those of `cautions`. They are
+        shown before the run begins."""
+        return tuple(sentence for caution in self.cautions for sentence in caution(setting))
 
 
 class AlgorithmSection(MethodSection, frozen=True):

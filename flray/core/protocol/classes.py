@@ -34,7 +34,6 @@ class ClassSet:
         self._padded = torch.cat([self.index, self.index.new_full((1,), -1)])  # past the last one there is no label
 
     def __len__(self) -> int:
-        """How many classes these are, c."""
         return len(self.places)
 
     def narrow(self, logits: Tensor) -> Tensor:

@@ -59,5 +59,4 @@ class Exchange(NamedTuple, Generic[State, Down, Sent, Stored, Received]):
 
 
 def _empty(ctx: Context, state: object) -> Record:
-    """The broadcast of an exchange without clients."""
     return Record()

@@ -34,8 +34,8 @@ class Inputs(NamedTuple):
         """
         if not self.is_image:
             return pixels
-        mean, std = (torch.tensor(part, dtype=pixels.dtype, device=pixels.device) for part in (self.mean, self.std))
-        return (pixels - mean[:, None, None]) / std[:, None, None]
+        mean, std = self._scale(pixels)
+        return (pixels - mean) / std
 
     def pixels(self, x: Tensor) -> Tensor:
         """The inverse of :meth:`normalised`: images `[B, C, H, W]` on the 0..1 scale, x std + mean.
@@ -44,8 +44,12 @@ class Inputs(NamedTuple):
         """
         if not self.is_image:
             return x
-        mean, std = (torch.tensor(part, dtype=x.dtype, device=x.device) for part in (self.mean, self.std))
-        return x * std[:, None, None] + mean[:, None, None]
+        mean, std = self._scale(x)
+        return x * std + mean
+
+    def _scale(self, like: Tensor) -> tuple[Tensor, ...]:
+        """`mean` and `std`, `[C, 1, 1]`."""
+        return tuple(torch.tensor(part, dtype=like.dtype, device=like.device)[:, None, None] for part in self[1:3])
 
     def require_numbers(self, what: str) -> None:
         """Raises `ConfigError` if the inputs are token ids, which `what` cannot generate."""

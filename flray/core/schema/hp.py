@@ -128,10 +128,6 @@ def _type_name(annotation: Any) -> str:
         return f"list of {_type_name(inside[0])}"
     if isinstance(kind or annotation, type) and issubclass(kind or annotation, BaseModel):
         return "section"
-    return (
-        "mapping"
-        if kind is dict
-        else "None"
-        if annotation is type(None)
-        else getattr(annotation, "__name__", str(annotation))
-    )
+    if kind is dict:
+        return "mapping"
+    return "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))

@@ -166,7 +166,6 @@ class _Document(BaseDumper):
 
 
 def _style(data: str) -> str | None:
-    """The quotes of a text; None: those that PyYAML chooses."""
     return "'" if type(data) is str and _EXPONENT.fullmatch(data) else None
 
 
@@ -182,22 +181,22 @@ class _Check:
 
     def __init__(self, loader: Any, wrong: Any) -> None:
         self.loader, self.wrong = loader, wrong
-        self.sizes: dict[int, tuple[int, int]] = {}  # by node: values in it, levels below it; (0, 0) while it is walked
+        self.sizes: dict[int, int] = {}  # by node: values in it; 0 while it is walked
 
     def __call__(self, root: Any) -> None:
-        size, _ = self.walk(root)
+        size = self.walk(root)
         if size > len(self.sizes) + REPEATED:
             raise self.wrong(root, f"its aliases multiply to {size:,} values; write out what is needed")
 
-    def walk(self, node: Any) -> tuple[int, int]:
+    def walk(self, node: Any) -> int:
         known = self.sizes.get(id(node))
         if known is not None:
-            if known == (0, 0):
+            if not known:
                 raise self.wrong(node, "an alias inside the value that it stands for")
             return known
-        self.sizes[id(node)] = (0, 0)
+        self.sizes[id(node)] = 0
         kind = node.tag.removeprefix("tag:yaml.org,2002:")
-        inside: list[tuple[int, int]] = []
+        inside: list[int] = []
         if isinstance(node, yaml.MappingNode):
             usual = kind == "map"
             self.keys(node)
@@ -209,11 +208,8 @@ class _Check:
             usual = kind == "str" or node.tag == self.loader.resolve(yaml.ScalarNode, node.value, (True, False))
         if not usual:
             raise self.wrong(node, f"the tag {shown(kind)} is not read here; write the plain value")
-        result = 1 + sum(size for size, _ in inside), 1 + max((levels for _, levels in inside), default=0)
-        if result[1] > DEPTH:
-            raise self.wrong(node, f"more than {DEPTH} levels of nesting")
-        self.sizes[id(node)] = result
-        return result
+        self.sizes[id(node)] = 1 + sum(inside)
+        return self.sizes[id(node)]
 
     def keys(self, node: Any) -> None:
         """Keys are text as written (`on` is no truth value), and each stands once."""

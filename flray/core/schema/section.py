@@ -28,10 +28,8 @@ from flray.core.schema.own import HOME, check_hooks
 from flray.core.schema.plain import Unquoted, numbers, ordered
 from flray.core.schema.registry import Registry
 
-_UNKNOWN = (
-    "extra_forbidden",
-    "unexpected_keyword_argument",
-)  # pydantic's names of the errors of models and dataclasses
+# pydantic's names of the errors of models and dataclasses
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _STRICT = object()  # the context of a validation that refuses every unknown key
 _READ_AS_ANOTHER = re.compile(r"\s*[-+]?0[0_]*[-+]")  # pydantic drops leading zeros, and reads `0-4` as -4
 
