@@ -56,14 +56,14 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
         return w
 
     def model_of(self, ctx: Context, message: object) -> tuple[Tensor, Tensor] | None:
-        return super().model_of(ctx, self.whole(ctx, message) if isinstance(message, BodyMessage) else message)
+        return super().model_of(ctx, self.model_in(ctx, message) if isinstance(message, BodyMessage) else message)
 
-    def whole(self, ctx: Context, message: BodyMessage) -> Broadcast:
+    def model_in(self, ctx: Context, message: BodyMessage) -> Broadcast:
         """The model of a message, with the initial head."""
         return Broadcast(self.with_initial_head(ctx, message.body), message.b)
 
     def begin(self, ctx: ClientContext, broadcast: BodyMessage, client: OwnStatistics, data: ClientData) -> SGDState:
-        return super().begin(ctx, self.whole(ctx, broadcast), client, data)
+        return super().begin(ctx, self.model_in(ctx, broadcast), client, data)
 
     def direction(self, ctx: ClientContext, broadcast: BodyMessage, local: SGDState, g: Tensor) -> Tensor:
         v = super().direction(ctx, broadcast, local, g)
@@ -81,7 +81,7 @@ class FedBABU(FedAvg[ServerState, Any, BodyMessage], frozen=True):
         self, ctx: ClientContext, broadcast: BodyMessage, client: OwnStatistics, batches: FineTuning
     ) -> Predictor:
         # fine-tuning trains the head too
-        return super().personalize(ctx, self.whole(ctx, broadcast), client, batches)
+        return super().personalize(ctx, self.model_in(ctx, broadcast), client, batches)
 
 
 def entries_of(objective: Objective, head: bool) -> list[Entry]:

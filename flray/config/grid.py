@@ -139,6 +139,21 @@ def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
     }
 
 
+def difference(ours: Any, theirs: Any, prefix: str = "") -> str | None:
+    """The first key in which two configurations (plain values) are different experiments, or None.
+
+    A key that only one of them has is ignored: another version of flray wrote it.
+    """
+    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+        return None if ours == theirs else prefix
+    for key in ours:
+        if key in theirs and (prefix or key not in RESUMABLE):
+            differing = difference(ours[key], theirs[key], f"{prefix}.{key}" if prefix else str(key))
+            if differing is not None:
+                return differing
+    return None
+
+
 def cell_status(cell: Experiment, folder: Path, overwrite: bool = False) -> str:
     """`new`, `resumed` (a run that can continue) or `finished` (also diverged).
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from flray.config.grid import config_changes
+from flray.config.grid import difference
 from flray.config.read import read_yaml
 from flray.core.schema.errors import CheckpointError, ConfigError, warn
 from flray.core.schema.plain import read
