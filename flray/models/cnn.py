@@ -11,7 +11,26 @@ from torch.nn import functional as F
 from flray.models.base import Classifier, Projection, enlarge, image_shape, pooled, projected
 
 
-class FedAvgCNN(Classifier):
+class Layers(Classifier):
+    """Convolutions, then linear layers, with a ReLU after each, a projection (or the identity), and the head."""
+
+    projection: nn.Module
+
+    def before_relu(self, x: Tensor) -> list[Tensor]:
+        """The outputs of all layers for `x [B, K, H, W]`, before ReLU."""
+        raise NotImplementedError
+
+    def features(self, x: Tensor) -> Tensor:
+        """Representation `z [B, F]` of `x [B, K, H, W]`."""
+        return self.projection(torch.relu(self.before_relu(x)[-1]))  # type: ignore[no-any-return]
+
+    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """All layers before ReLU, `[B, F_l]`, convolutions averaged over pixels; and logits `[B, C]`."""
+        levels = self.before_relu(x)
+        return [pooled(z) if z.dim() == 4 else z for z in levels], self.head(self.projection(torch.relu(levels[-1])))
+
+
+class FedAvgCNN(Layers):
     """Two 5x5 convolutions (32 and 64 kernels), each with ReLU and max-pool 2, then a linear layer of 512 with ReLU.
 
     `x [B, K, H, W]` -> `z [B, 512]` -> logits `[B, C]`. No normalisation, no dropout, PyTorch's default
@@ -31,21 +50,11 @@ class FedAvgCNN(Classifier):
         self.projection, features = projected(16 * kernels, projection)
         self.head = nn.Linear(features, num_classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Representation `z [B, 512]` of `x [B, K, H, W]`."""
+    def before_relu(self, x: Tensor) -> list[Tensor]:
         # pool before ReLU: the same value and gradient, a quarter of the work
-        x = torch.relu(F.max_pool2d(self.conv1(x), 2))
-        x = torch.relu(F.max_pool2d(self.conv2(x), 2))
-        return self.projection(torch.relu(self.linear(x.flatten(1))))  # type: ignore[no-any-return]
-
-    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Both convolutions, averaged over pixels, `[B, 32]`, `[B, 64]`, and the linear layer `[B, 512]`, before ReLU;
-        and logits `[B, C]`.
-        """
         first = self.conv1(x)
         second = self.conv2(torch.relu(F.max_pool2d(first, 2)))
-        third = self.linear(torch.relu(F.max_pool2d(second, 2)).flatten(1))
-        return [pooled(first), pooled(second), third], self.head(self.projection(torch.relu(third)))
+        return [first, second, self.linear(torch.relu(F.max_pool2d(second, 2)).flatten(1))]
 
 
 class SmallCNN(FedAvgCNN):
@@ -57,7 +66,7 @@ class SmallCNN(FedAvgCNN):
     kernels = 8
 
 
-class SimpleCNN(Classifier):
+class SimpleCNN(Layers):
     """`simple-cnn` of NIID-Bench, MOON and Flower's `niid_bench`: two 5x5 convolutions (6 and 16 kernels), no padding.
 
     Each has ReLU and max-pool 2; then linear layers of 120 and 84 with ReLU, and the head. `x [B, K, H, W]` ->
@@ -76,23 +85,11 @@ class SimpleCNN(Classifier):
         self.projection, features = projected(84, projection)
         self.head = nn.Linear(features, num_classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Representation `z [B, 84]` of `x [B, K, H, W]`."""
-        # pool before ReLU: the same value and gradient, a quarter of the work
-        x = torch.relu(F.max_pool2d(self.conv1(x), 2))
-        x = torch.relu(F.max_pool2d(self.conv2(x), 2))
-        x = torch.relu(self.linear1(x.flatten(1)))
-        return self.projection(torch.relu(self.linear2(x)))  # type: ignore[no-any-return]
-
-    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Both convolutions, averaged over pixels, `[B, 6]`, `[B, 16]`, and the linear layers `[B, 120]`, `[B, 84]`,
-        before ReLU; and logits `[B, C]`.
-        """
+    def before_relu(self, x: Tensor) -> list[Tensor]:
         first = self.conv1(x)
         second = self.conv2(torch.relu(F.max_pool2d(first, 2)))
         third = self.linear1(torch.relu(F.max_pool2d(second, 2)).flatten(1))
-        fourth = self.linear2(torch.relu(third))
-        return [pooled(first), pooled(second), third, fourth], self.head(self.projection(torch.relu(fourth)))
+        return [first, second, third, self.linear2(torch.relu(third))]
 
 
 # widths of the 3x3 convolutions, max-pool 2 after every stage
@@ -100,7 +97,7 @@ STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 VGG_SIDE = 32  # halved five times
 
 
-class VGG11(Classifier):
+class VGG11(Layers):
     """Eight 3x3 convolutions in five stages, max-pool 2 after each, two linear layers of 512; ReLU after every layer.
 
     `x [B, K, H, W]` -> `z [B, 512]` -> logits `[B, C]`. No normalisation, no dropout. Sides below 32 are upsampled to
@@ -117,22 +114,14 @@ class VGG11(Classifier):
         self.convolutions = nn.ModuleList(nn.Conv2d(n, m, 3, padding=1) for n, m in pairwise(widths))
         pixels = (max(height, VGG_SIDE) // VGG_SIDE) * (max(width, VGG_SIDE) // VGG_SIDE)
         self.linears = nn.ModuleList([nn.Linear(512 * pixels, 512), nn.Linear(512, 512)])
-        self.head = nn.Linear(512, num_classes)
+        self.projection, features = projected(512, None)
+        self.head = nn.Linear(features, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=(2 / (9 * module.out_channels)) ** 0.5)
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
-    def features(self, x: Tensor) -> Tensor:
-        """Representation `z [B, 512]` of `x [B, K, H, W]`."""
-        return torch.relu(self._before_relu(x)[-1])
-
-    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """All convolutions, averaged over pixels, and both linear layers, before ReLU: ten tensors; and logits."""
-        levels = self._before_relu(x)
-        return [pooled(z) if z.dim() == 4 else z for z in levels], self.head(torch.relu(levels[-1]))
-
-    def _before_relu(self, x: Tensor) -> list[Tensor]:
+    def before_relu(self, x: Tensor) -> list[Tensor]:
         x, levels, convolutions = enlarge(x, VGG_SIDE), [], iter(self.convolutions)
         for stage in STAGES:
             for layer in range(len(stage)):
