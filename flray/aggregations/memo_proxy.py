@@ -23,8 +23,7 @@ from flray.core.protocol.samples import Proxy, TensorProxy
 from flray.core.schema.errors import ConfigError
 from flray.core.schema.hp import hp
 from flray.core.schema.section import Section
-from flray.models.gan import ProxyDiscriminator, ProxyGenerator
-from flray.models.generators import MFCLGenerator
+from flray.models.generators import MFCLGenerator, ProxyDiscriminator, ProxyGenerator
 from flray.ops.acgan import cyclic_labels, fit_gan, generate_samples, wrong_labels
 from flray.ops.distill import index_batches
 from flray.ops.generate import balanced_by_rejection

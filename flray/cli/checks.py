@@ -33,7 +33,7 @@ def check_experiment(experiment: Experiment) -> None:
     A cluster elsewhere reads its own disks, so nothing is checked for a run with an `address`.
     """
     from flray.models.weight_files import check_weights, is_weights_file
-    from flray.scenario.drift_rows import DriftTable
+    from flray.scenario.drift import DriftTable
 
     if experiment.address is not None:
         return

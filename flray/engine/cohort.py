@@ -22,7 +22,7 @@ from flray.engine.exchanges import Aged, Chunk, Turn
 from flray.engine.this_process import as_in_a_run
 from flray.engine.tickets import ServerStep, planned_steps
 from flray.scenario import Coordination, Scenario, Shares, clients_at
-from flray.scenario.listed import BatchOrders, ListedCohorts
+from flray.scenario.tables import BatchOrders, ListedCohorts
 
 SYNCHRONOUS = Coordination()
 

@@ -23,9 +23,8 @@ from flray.engine.blame import unchanged
 from flray.files import atomic_write, write_text, writing
 from flray.scenario import Devices, Drifting, DriftWarning, Scenario, build, drift_table, partition_csv
 from flray.scenario.build import client_ids
-from flray.scenario.drift import known_classes
-from flray.scenario.drift_rows import DriftTable
-from flray.scenario.listed import BatchOrders, ListedCohorts
+from flray.scenario.drift import DriftTable, known_classes
+from flray.scenario.tables import BatchOrders, ListedCohorts
 
 if TYPE_CHECKING:
     import pandas

@@ -8,9 +8,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from flray.core.schema.errors import ConfigError
-from flray.models.adapted import second_text
 from flray.models.base import Classifier
-from flray.models.hugging_face import OWN_TOKENIZER, check_shape, load_pretrained, reads_tokens, unpadded
+from flray.models.hugging_face import OWN_TOKENIZER, check_shape, load_pretrained, reads_tokens, second_text, unpadded
 
 
 class Bert(Classifier):

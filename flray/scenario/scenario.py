@@ -15,10 +15,10 @@ from flray.data.cache import Array
 from flray.files import array_checksum, checksum, read_checksummed, release_pages
 from flray.scenario.devices import Devices
 from flray.scenario.drift import Drifting
-from flray.scenario.listed import BatchOrders, ListedCohorts
 from flray.scenario.partition import Partition, from_lists, load_partition, write
 from flray.scenario.partition_config import PartitionConfig
 from flray.scenario.stage import Stage, TestSet, together
+from flray.scenario.tables import BatchOrders, ListedCohorts
 
 if TYPE_CHECKING:
     import pandas

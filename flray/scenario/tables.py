@@ -1,7 +1,13 @@
-"""Tables that a user gives as a file: CSV, Parquet, or JSON (rows in a list, a row a line, or a list a column)."""
+"""Tables that a user gives as a file: CSV, Parquet, or JSON (rows in a list, a row a line, or a list a column).
+
+Two of them list the cohorts and batch orders of another program. Rounds count over all tasks there. Rounds, epochs and
+steps count from 0 or from 1, as the smallest number in the file says. The order of the rows is that of the clients in a
+cohort, and of the samples in an epoch or a step.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -11,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flray.core.protocol.batching import ListedBatches
 from flray.core.schema.errors import DataError, nearest
 from flray.data.cache import Array
+from flray.files import array_checksum
 
 if TYPE_CHECKING:
     import pyarrow
@@ -131,3 +139,140 @@ def numbers(what: str, table: pyarrow.Table, name: str, unit: str) -> Array:
         raise DataError(f"{what}: column {name} is {column.type}, no numbers; write {unit}")
     found: Array = column.to_numpy().astype(np.float64)
     return found
+
+
+OVER_TASKS = "rounds counted over all tasks"
+
+
+class ListedCohorts:
+    """The clients of every round, in the order of the file `cohort.from`."""
+
+    def __init__(self, file: str) -> None:
+        """Raises `DataError` for a file that cannot be read, and for a client that a round names twice."""
+        self.what = f"cohort.from: {file}"
+        table = read_table(self.what, file, f"round,client ({OVER_TASKS})", ("round", "client"))
+        if "task" in table.column_names and len(table.column("task").unique()) > 1:
+            raise DataError(f"{self.what} has a column task; write round,client ({OVER_TASKS})")
+        rounds, clients = (integers(self.what, table, name) for name in ("round", "client"))
+        rounds = _from_one(rounds)
+        order = np.argsort(rounds, kind="stable")
+        self.hash = array_checksum(rounds[order], clients[order])
+        self._clients = _groups(rounds[order], clients[order])
+        for round, named in self._clients.items():
+            ids, counts = np.unique(named, return_counts=True)
+            if counts.max() > 1:
+                raise DataError(f"{self.what}: round {round} names client {ids[counts.argmax()]} twice; name it once")
+
+    def of(self, done: int) -> Array:
+        """Client ids int64 `[K]` of the round after `done` rounds. Raises `DataError` if the file does not have it."""
+        if done + 1 not in self._clients:
+            have = sorted(self._clients)
+            raise DataError(f"{self.what} has no round {done + 1} (it has {_ranges(have)}); add it, or lower rounds")
+        return self._clients[done + 1]
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """The size of each cohort, by the number of rounds done before it."""
+        return {round - 1: len(clients) for round, clients in self._clients.items()}
+
+    def check(self, members: Sequence[range | Array], rounds: int) -> None:
+        """Raises `DataError` unless each of `rounds` rounds a task is there, and names clients that hold a sample then.
+
+        `members`: by task, the clients with samples.
+        """
+        for done in range(rounds * len(members)):
+            self.among(done, members[done // rounds])
+
+    def among(self, done: int, members: range | Array) -> Array:
+        """:meth:`of`. Raises `DataError` for a client that is none of the `members`."""
+        clients = self.of(done)
+        outside = [client for client in clients.tolist() if client not in members]
+        if outside:
+            known = f"{len(members)} clients hold samples, {min(members)} to {max(members)}"
+            raise DataError(
+                f"{self.what}: round {done + 1} names client {outside[0]}, which holds no sample ({known}); correct it"
+            )
+        return clients
+
+
+class BatchOrders:
+    """The samples of every epoch or step of every client's local training, in the order of the file `data.batch_order`.
+
+    With a column `epoch` the algorithm's batch size cuts each epoch; with a column `step` a step's rows are its batch.
+    """
+
+    def __init__(self, file: str) -> None:
+        """Raises `DataError` for a file that cannot be read."""
+        self.what = f"data.batch_order: {file}"
+        asked, needed = f"round,client,sample,epoch or step ({OVER_TASKS})", ("round", "client", "sample")
+        table = read_table(self.what, file, asked, needed, ("epoch", "step"))
+        have = table.column_names
+        if ("epoch" in have) == ("step" in have):
+            raise DataError(f"{self.what} needs one of the columns epoch and step; it has {', '.join(have)}")
+        self.by_step = "step" in have
+        names = ("round", "client", "step" if self.by_step else "epoch", "sample")
+        rounds, clients, parts, samples = (integers(self.what, table, name) for name in names)
+        rounds, parts = _from_one(rounds), _from_one(parts)
+        order = np.lexsort((parts, clients, rounds))  # stable: rows of one part stay in their order
+        rounds, clients, parts, samples = (a[order] for a in (rounds, clients, parts, samples))
+        self.hash = array_checksum(rounds, clients, parts, samples)
+        self._samples, self._parts = samples, parts
+        new = np.flatnonzero((np.diff(rounds) != 0) | (np.diff(clients) != 0)) + 1
+        firsts, lasts = [0, *new.tolist()], [*new.tolist(), len(rounds)]
+        keys = zip(rounds[firsts].tolist(), clients[firsts].tolist(), strict=True)
+        self._rows = dict(zip(keys, map(slice, firsts, lasts), strict=True))
+
+    def of(self, done: int, client: int, own: Array, batches: int, an_epoch: int) -> ListedBatches:
+        """What the file lists for a client that holds the samples `own` [n_k] in the round after `done` rounds.
+
+        The algorithm takes `batches` local steps there, `an_epoch` of them in an epoch. Raises `DataError` if it is not
+        there, has other samples, or does not fit the number of steps.
+        """
+        where = f"{self.what}: round {done + 1}, client {client}"
+        rows = self._rows.get((done + 1, client))
+        if rows is None:
+            raise DataError(f"{where} is not there; add its rows, or choose other rounds")
+        samples, parts = self._samples[rows], self._parts[rows]
+        numbers, edges = _edges(parts)
+        word = "step" if self.by_step else "epoch"
+        missing = next((i for i, number in enumerate(numbers, 1) if i != number), None)
+        if missing is not None:
+            raise DataError(f"{where} has no {word} {missing} and has {word} {numbers[-1]}; number them without gaps")
+        foreign = samples[~np.isin(samples, own)]
+        if len(foreign):
+            raise DataError(f"{where} lists sample {foreign[0]}, which the client does not hold; correct the row")
+        needed = batches if self.by_step else -(-batches // max(an_epoch, 1))
+        if len(numbers) < needed or (self.by_step and len(numbers) > needed):
+            raise DataError(
+                f"{where} has {len(numbers)} {word}s and the algorithm takes {needed} (algorithm.local_epochs, "
+                "algorithm.batch_size); list as many"
+            )
+        if not self.by_step:
+            for number, (first, last) in enumerate(itertools.pairwise(edges), 1):
+                if not np.array_equal(np.sort(samples[first:last]), np.sort(own)):
+                    raise DataError(
+                        f"{where}: epoch {number} has {last - first} rows for the client's {len(own)} samples; list "
+                        "each once, or write a column step in place of epoch"
+                    )
+        return ListedBatches(samples, tuple(edges), self.by_step)
+
+
+def _edges(parts: Array) -> tuple[list[int], list[int]]:
+    """(the numbers of sorted parts, the places at which they begin and end)."""
+    cuts = [0, *(np.flatnonzero(np.diff(parts)) + 1).tolist(), len(parts)]
+    return parts[cuts[:-1]].tolist(), cuts
+
+
+def _groups(keys: Array, values: Array) -> dict[int, Array]:
+    """The values of each of the sorted keys."""
+    names, cuts = _edges(keys)
+    return dict(zip(names, np.split(values, cuts[1:-1]), strict=True))
+
+
+def _from_one(numbers: Array) -> Array:
+    """The same numbers, counted from 1."""
+    return numbers + 1 if len(numbers) and numbers.min() == 0 else numbers
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    return f"rounds {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"round {numbers[0]}"

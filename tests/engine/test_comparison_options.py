@@ -18,7 +18,7 @@ from flray.core.schema.errors import DataError
 from flray.data import Augment, DataConfig, load_dataset
 from flray.engine.cohort import turns
 from flray.scenario import Scenario
-from flray.scenario.listed import BatchOrders
+from flray.scenario.tables import BatchOrders
 from tests.support.kinds import by_default
 
 BASE = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flray.core.schema.errors import ConfigError
-from flray.models.gan import ProxyDiscriminator, ProxyGenerator, stack
+from flray.models.generators import ProxyDiscriminator, ProxyGenerator, stack
 
 
 def test_it_is_the_printed_stack_for_32_pixels():

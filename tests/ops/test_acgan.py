@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from flray.core.network.objective import Objective
-from flray.models.gan import ProxyDiscriminator, ProxyGenerator
+from flray.models.generators import ProxyDiscriminator, ProxyGenerator
 from flray.ops.acgan import (
     cyclic_labels,
     discriminator_loss,

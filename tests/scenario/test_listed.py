@@ -9,7 +9,7 @@ import pandas
 import pytest
 
 from flray.core.schema.errors import DataError
-from flray.scenario.listed import BatchOrders, ListedCohorts
+from flray.scenario.tables import BatchOrders, ListedCohorts
 
 ROWS = [(1, 4), (1, 2), (2, 0), (2, 4), (3, 2)]
 

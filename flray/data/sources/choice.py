@@ -14,8 +14,7 @@ from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.data_config import DataConfig
 from flray.data.published import LABELS, TEXT_TO_TEXT, plain_name
 from flray.data.sources.columns import Columns, FeatureTable, class_names, inexact, is_text, values_of
-from flray.data.sources.prompts import fields, prompt_of
-from flray.data.sources.text import text_columns
+from flray.data.sources.text import fields, prompt_of, text_columns
 from flray.data.splits import Vocabulary, listed
 
 LABEL_NAMES = ("label", "fine_label")  # a label column of these names needs no word; the first one counts

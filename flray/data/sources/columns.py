@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
 from flray.data.class_names import Labels, Owned, check_alike, owned
-from flray.data.sources.precision import INTEGERS, MERGED, merged, no_float32
+from flray.data.sources.arrays import INTEGERS, MERGED, merged, no_float32
 from flray.data.splits import SHOWN, in_line, listed
 
 

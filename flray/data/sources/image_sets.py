@@ -114,7 +114,7 @@ def _listing(folder: Path) -> dict[str, list[str]]:
 
 
 def _image_splits(parts: dict[str, dict[str, list[str]]], resize: int | None) -> Splits:
-    from flray.data.sources.decode import Encoded, decode
+    from flray.data.sources.pictures import Encoded, decode
 
     names = [[name for name in parts if name != "test"], ["test"]]
     files = [[path for name in split for paths in parts[name].values() for path in paths] for split in names]

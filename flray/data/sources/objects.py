@@ -15,8 +15,7 @@ import numpy as np
 from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.cache import Array, file_digest, storing
 from flray.data.sources.arrays import PART, Layout, Named, Part, scratch_beside, store, to_numpy
-from flray.data.sources.decode import Encoded, kinds
-from flray.data.sources.pictures import EIGHT_BITS, KINDS, as_kind, loaded, pixels
+from flray.data.sources.pictures import EIGHT_BITS, KINDS, Encoded, as_kind, kinds, loaded, pixels
 from flray.data.sources.split_names import choose_splits
 from flray.data.splits import in_line
 from flray.files import cache_root, remove, sync

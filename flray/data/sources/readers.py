@@ -27,10 +27,9 @@ from flray.data.cache import Array, file_digest, listing_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.choice import PANDAS_INDEX, choose_columns
 from flray.data.sources.columns import Columns, FeatureTable, codes, ids_of, labels_of, numbers, unlabelled
-from flray.data.sources.decode import decode_column
-from flray.data.sources.prompts import literals, with_words, words_of
+from flray.data.sources.pictures import decode_column
 from flray.data.sources.split_names import PICTURES, TABLES, choose_splits, has_configs, split_patterns
-from flray.data.sources.text import labelled, texts_of, token_ids
+from flray.data.sources.text import labelled, literals, texts_of, token_ids, with_words, words_of
 from flray.data.splits import Split, Splits, Vocabulary, class_list, in_line, listed
 
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is

@@ -14,9 +14,8 @@ from flray.data.cache import CacheEntry, check_unchanged, digest, fetch, file_di
 from flray.data.data_config import DataConfig
 from flray.data.published import plain_name
 from flray.data.sources.options import check_options, data_root, not_found
-from flray.data.sources.prompts import known_words, prompt_of
 from flray.data.sources.split_names import TABLES, choose_splits, kind_of
-from flray.data.sources.text import pretrained
+from flray.data.sources.text import known_words, pretrained, prompt_of
 from flray.data.splits import Splits, Vocabulary, cached, in_line
 from flray.files import cache_root
 
@@ -182,7 +181,7 @@ def _named_pictures(at: TableSource) -> list[str]:
     decoder, which names its row."""
 
     def build() -> CacheEntry:
-        from flray.data.sources.decode import named_files
+        from flray.data.sources.pictures import named_files
 
         at.check()
         return CacheEntry({}, {"names": named_files(map(at.read, at.splits))})

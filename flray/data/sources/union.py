@@ -18,9 +18,8 @@ from flray.data.cache import Array, CacheEntry, digest, fetch
 from flray.data.class_names import Labels, owned
 from flray.data.data_config import DataConfig
 from flray.data.sources.options import check_options, no_columns
-from flray.data.sources.prompts import MARKS, known_words, literals, prompt_of, task_marks
 from flray.data.sources.table_sources import train_texts
-from flray.data.sources.text import pretrained, trained
+from flray.data.sources.text import MARKS, known_words, literals, pretrained, prompt_of, task_marks, trained
 from flray.data.splits import Split, Splits, Vocabulary, cached, check_features, class_list
 
 if TYPE_CHECKING:

@@ -61,12 +61,12 @@ def test_cinic10(cinic):
 def test_cinic10_is_decoded_once_and_again_when_a_file_changes(cinic, monkeypatch):
     folder, _ = cinic
     first = load("cinic10")
-    from flray.data.sources import decode
+    from flray.data.sources import pictures
 
-    real = decode.decode
-    monkeypatch.setattr(decode, "decode", None)
+    real = pictures.decode
+    monkeypatch.setattr(pictures, "decode", None)
     assert load("cinic10").fingerprint == first.fingerprint
-    monkeypatch.setattr(decode, "decode", real)
+    monkeypatch.setattr(pictures, "decode", real)
     path = folder / "test/cat/n00000_1.png"
     Image.fromarray(images(1, (32, 32, 3), 77)[0]).save(path)
     os.utime(path, ns=(1, 1))

@@ -10,8 +10,7 @@ import yaml
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data import CutWarning, DataConfig, ProxyConfig, load_dataset, load_proxy
 from flray.data.published import ONE_TOKEN, TEXT_TO_TEXT
-from flray.data.sources.prompts import fields, with_words
-from flray.data.sources.text import trained
+from flray.data.sources.text import fields, trained, with_words
 from tests.support.data_files import names, tokens, write
 
 
