@@ -12,9 +12,9 @@ from flray.models.base import Classifier, Projection, enlarge, image_shape, pool
 
 
 class Layers(Classifier):
-    """Convolutions, then linear layers, with a ReLU after each, a projection (or the identity), and the head."""
+    """Convolutions, then linear layers, with a ReLU after each, a projection if there is one, and the head."""
 
-    projection: nn.Module
+    projection: nn.Module | None
 
     def before_relu(self, x: Tensor) -> list[Tensor]:
         """The outputs of all layers for `x [B, K, H, W]`, before ReLU."""
@@ -22,12 +22,16 @@ class Layers(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         """Representation `z [B, F]` of `x [B, K, H, W]`."""
-        return self.projection(torch.relu(self.before_relu(x)[-1]))  # type: ignore[no-any-return]
+        return self._projected(self.before_relu(x)[-1])
 
     def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """All layers before ReLU, `[B, F_l]`, convolutions averaged over pixels; and logits `[B, C]`."""
         levels = self.before_relu(x)
-        return [pooled(z) if z.dim() == 4 else z for z in levels], self.head(self.projection(torch.relu(levels[-1])))
+        return [pooled(z) if z.dim() == 4 else z for z in levels], self.head(self._projected(levels[-1]))
+
+    def _projected(self, last: Tensor) -> Tensor:
+        z = torch.relu(last)
+        return z if self.projection is None else self.projection(z)  # type: ignore[no-any-return]
 
 
 class FedAvgCNN(Layers):
@@ -114,8 +118,7 @@ class VGG11(Layers):
         self.convolutions = nn.ModuleList(nn.Conv2d(n, m, 3, padding=1) for n, m in pairwise(widths))
         pixels = (max(height, VGG_SIDE) // VGG_SIDE) * (max(width, VGG_SIDE) // VGG_SIDE)
         self.linears = nn.ModuleList([nn.Linear(512 * pixels, 512), nn.Linear(512, 512)])
-        self.projection, features = projected(512, None)
-        self.head = nn.Linear(features, num_classes)
+        self.head, self.projection = nn.Linear(512, num_classes), None
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=(2 / (9 * module.out_channels)) ** 0.5)
