@@ -758,7 +758,7 @@ MUTANTS = (
     ),
     Mutant("ops/stale.py", "float(1 / (q / s).sum())", "float((q / s).sum())", "ops/test_stale.py"),
     Mutant(
-        "scenario/coordination.py",
+        "scenario/devices.py",
         "(ages + 1) ** -(self.a or 0.5)",
         "(ages + 1) ** -(self.a or 1)",
         "engine/test_buffered.py",
@@ -775,9 +775,7 @@ MUTANTS = (
     Mutant("engine/runtime.py", "if experiment.draws_among_all else 1.0", "if True else 1.0", "uplink/test_private.py"),
     Mutant("engine/runtime.py", "rounds[clock.task :] =", "rounds[: clock.task + 1] =", "uplink/test_private.py"),
     Mutant("engine/arrivals.py", "share is not None and lost.all()", "share is None", "engine/test_availability.py"),
-    Mutant(
-        "scenario/coordination.py", "within = np.isfinite(seconds)", "within = seconds > 0", "scenario/test_devices.py"
-    ),
+    Mutant("scenario/devices.py", "within = np.isfinite(seconds)", "within = seconds > 0", "scenario/test_devices.py"),
     Mutant("results/axes.py", '["done"] + (tasks["phase"]', '["done"] - (tasks["phase"]', "results/test_targets.py"),
     Mutant("results/tables.py", "(*axis.columns, *axis.of_tasks) if", "axis.of_tasks if", "results/test_targets.py"),
     Mutant("results/ranks.py", 'for more in ([], ["name"]):', 'for more in (["name"],):', "results/test_ranks.py"),

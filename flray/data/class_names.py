@@ -129,23 +129,17 @@ def _list_of(named: Sequence[Labels], what: str, unite: bool) -> tuple[str, ...]
         return tuple(dict.fromkeys([*listed, *texts]))
     every = {name for place in named for name in (place.names or {}).values()}
     owner = next((place for place in declared if every <= set(_ordered(place))), None)
-    if owner is None:
-        _refuse(declared[0], named, what)
-    return tuple(_ordered(owner or declared[0]))
-
-
-def _refuse(owner: Labels, named: Sequence[Labels], what: str) -> None:
-    """Raises the `DataError` of the first name that `owner` does not have."""
-    known = _ordered(owner)
-    for place in named:
-        for id_, name in sorted((place.names or {}).items()):
-            if name in known:
-                continue
-            where = place.place if place.closed else place.row(int(np.flatnonzero(place.ids == id_)[0]))
-            raise DataError(
-                f"{what}: {where} has the class {shown(name)}, which {owner.place} does not have "
-                f"({in_line(known)}){nearest(name, known)}; use the same names everywhere, or leave such samples out"
-            )
+    if owner is not None:
+        return tuple(_ordered(owner))
+    known = _ordered(declared[0])
+    place, id_, name = next(
+        (place, id_, name) for place in named for id_, name in sorted((place.names or {}).items()) if name not in known
+    )
+    where = place.place if place.closed else place.row(int(np.flatnonzero(place.ids == id_)[0]))
+    raise DataError(
+        f"{what}: {where} has the class {shown(name)}, which {declared[0].place} does not have "
+        f"({in_line(known)}){nearest(name, known)}; use the same names everywhere, or leave such samples out"
+    )
 
 
 def check_alike(texts: Sequence[Labels], what: str, case: bool = True) -> None:

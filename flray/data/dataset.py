@@ -168,7 +168,11 @@ def _reading(raw: Splits, train: Split, test: Split) -> tuple[str, ...]:
 def _prepare(raw: Splits, config: DataConfig, store: bool) -> CacheEntry:
     train, test = raw.train, raw.test
     if test is None and config.test_fraction:
-        rows = draw_test(train, config.test_fraction, config.split_seed)
+        size = max(1, round(config.test_fraction * len(train.y)))
+        if size >= len(train.y):
+            raise DataError(f"data.test_fraction: {size} test samples of {len(train.y)}; set it lower")
+        copies = first_copies(train.x)
+        rows = apart(train.y, copies, size, config.split_seed, "test_fraction", "data.test_fraction")
         keep = np.setdiff1d(np.arange(len(train.y)), rows)
         train, test = take(train, keep), take(train, rows)
     if config.per_source:
@@ -223,14 +227,6 @@ def _of_each(split: Split, size: int, sources: tuple[str, ...], config: DataConf
 
 def take(split: Split, rows: Array) -> Split:
     return Split(*(None if part is None else part[rows] for part in split))  # type: ignore[arg-type]
-
-
-def draw_test(split: Split, fraction: float, seed: int) -> Array:
-    """Rows of a test split, stratified by class, with all copies of a row on one side."""
-    size = max(1, round(fraction * len(split.y)))
-    if size >= len(split.y):
-        raise DataError(f"data.test_fraction: {size} test samples of {len(split.y)}; set it lower")
-    return apart(split.y, first_copies(split.x), size, seed, "test_fraction", "data.test_fraction")
 
 
 def count_leaks(train: Array, test: Array) -> int:

@@ -47,7 +47,19 @@ class Bert(Classifier):
         shape = {"layers": layers, "hidden": hidden, "heads": heads, "intermediate": intermediate}
         check_shape("bert", shape, Bert, pretrained)
         if pretrained is None:
-            self.bert = _new(shape, num_tokens, pad_token, dropout)
+            from transformers import BertConfig, BertModel
+
+            config = BertConfig(
+                vocab_size=num_tokens,
+                pad_token_id=pad_token,
+                num_hidden_layers=layers,
+                hidden_size=hidden,
+                num_attention_heads=heads,
+                intermediate_size=intermediate,
+                hidden_dropout_prob=dropout,
+                attention_probs_dropout_prob=dropout,
+            )
+            self.bert: Any = BertModel(config)
         else:
             self.bert = _load(pretrained, num_tokens, dropout)
         config = self.bert.config
@@ -75,23 +87,6 @@ class Bert(Classifier):
         x, real = unpadded(x, self._pad)
         types = second_text(x, self._separator, real)
         return self.bert(input_ids=x, attention_mask=real.long(), token_type_ids=types, **options)
-
-
-def _new(shape: dict[str, int], num_tokens: int, pad_token: int, dropout: float) -> Any:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(
-        BertConfig(
-            vocab_size=num_tokens,
-            pad_token_id=pad_token,
-            num_hidden_layers=shape["layers"],
-            hidden_size=shape["hidden"],
-            num_attention_heads=shape["heads"],
-            intermediate_size=shape["intermediate"],
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-        )
-    )
 
 
 def _load(name: str, num_tokens: int, dropout: float) -> Any:

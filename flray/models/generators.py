@@ -42,10 +42,11 @@ class _FromNoise(nn.Module):
     """Noise `z [B, noise]` -> samples `[B, *shape]` of `blocks` after a linear layer."""
 
     eps, bias, last = 1e-5, False, "sigmoid"
+    noise = 256
 
-    def __init__(self, shape: Sequence[int], noise: int) -> None:
+    def __init__(self, shape: Sequence[int], noise: int | None = None) -> None:
         super().__init__()
-        self.noise = noise
+        self.noise = noise = self.noise if noise is None else noise
         width, self._start = last_layers(shape)
         self.first = nn.Linear(noise, width)
         images = len(shape) == 3
@@ -62,9 +63,6 @@ class TargetGenerator(_FromNoise):
     Parameters for 3x32x32 and noise 256: 2,328,899. Features `[B, d]` are normalised at the end.
     """
 
-    def __init__(self, shape: Sequence[int], noise: int = 256) -> None:
-        super().__init__(shape, noise)
-
 
 class MFCLGenerator(_FromNoise):
     """The generator of MFCL (Babakniya et al., NeurIPS 2023): noise `z [B, noise]` -> inputs of the classifier.
@@ -74,9 +72,7 @@ class MFCLGenerator(_FromNoise):
     """
 
     eps, bias, last = 0.8, True, "norm"
-
-    def __init__(self, shape: Sequence[int], noise: int = 1000) -> None:
-        super().__init__(shape, noise)
+    noise = 1000
 
 
 class NoisyLabelGenerator(nn.Module):

@@ -176,7 +176,7 @@ def _same(value: Any, read: Any, alike: Collection[tuple[type, type]]) -> bool:
 
 def model_options(name: str) -> list[Hyperparameter]:
     """The options that model `name` declares, as `flray list models` prints them."""
-    return declared_keys(_declared(name))
+    return declared_keys(_record(name, model_target(name)))
 
 
 def _of_all(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,13 +254,9 @@ def _returned(target: Any) -> Any:
         return None
 
 
-def _declared(name: str) -> type[BaseModel]:
-    """The options of model `name` as a pydantic record: its signature without the arguments that the data give."""
-    return _record(name, model_target(name))
-
-
 @functools.cache  # pydantic builds a record in 5 ms, and every experiment of a grid asks for it
 def _record(name: str, target: Callable[..., Any]) -> type[BaseModel]:
+    """The options of model `name` as a pydantic record: its signature without the arguments that the data give."""
     try:
         parameters = inspect.signature(target, eval_str=True).parameters.values()
     except (NameError, AttributeError, TypeError):  # annotations that only a type checker can resolve
@@ -312,9 +308,9 @@ def _reads_back(default: Any) -> bool:
 
 def check_options(name: str, given: Mapping[str, Any]) -> BaseModel:
     """The checked options of model `name`. Raises `ConfigError` for an unknown, missing or wrong one."""
-    declared = _declared(name)
+    declared = _record(name, target := model_target(name))
     for key in given:
-        if key in FROM_DATA and key in inspect.signature(model_target(name)).parameters:
+        if key in FROM_DATA and key in inspect.signature(target).parameters:
             raise ConfigError(f"model {name!r}: {key} comes from the data; leave it out")
         if key not in declared.model_fields and declared.model_config["extra"] == "forbid":
             if not declared.model_fields:

@@ -4,12 +4,14 @@ Importing it reads no file.
 """
 
 from flray.scenario.build import build as build
-from flray.scenario.coordination import Coordination as Coordination, Staleness as Staleness, Until as Until
 from flray.scenario.devices import (
     Availability as Availability,
+    Coordination as Coordination,
     Devices as Devices,
     DevicesConfig as DevicesConfig,
     Presence as Presence,
+    Staleness as Staleness,
+    Until as Until,
     Work as Work,
 )
 from flray.scenario.drift import DRIFTS as DRIFTS, Drift as Drift, Drifting as Drifting, DriftWarning as DriftWarning

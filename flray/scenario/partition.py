@@ -207,7 +207,10 @@ def returned_partition(drawn: Any, function: Callable[..., Any], config: Partiti
     Raises `DataError`, which names the function, unless there are as many parts as clients and each sample is at most
     once in them.
     """
-    error = functools.partial(_wrong, f"partition {config.name}", function)
+
+    def error(returned: str) -> DataError:
+        return DataError(f"partition {config.name}: {named(function)} returned {returned}")
+
     if isinstance(drawn, Partition):
         offsets, indices = np.asarray(drawn.offsets), _numbers(drawn.indices, "its indices", error)
         fits = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) and offsets[0] == 0
@@ -232,10 +235,6 @@ def returned_partition(drawn: Any, function: Callable[..., Any], config: Partiti
         holders = " and ".join(map(str, owner[numbers == twice][:2]))
         raise error(f"sample {twice} for clients {holders}; give each sample to at most one client, once")
     return partition
-
-
-def _wrong(what: str, function: Callable[..., Any], returned: str) -> DataError:
-    return DataError(f"{what}: {named(function)} returned {returned}")
 
 
 def _parts(drawn: Any, error: Callable[[str], DataError]) -> list[Any]:

@@ -44,6 +44,15 @@ def _equal(samples: Array, clients: int) -> Partition:
     return Partition(samples, np.concatenate([[0], np.cumsum(sizes)]))
 
 
+def _dealt(groups: Array, holders: list[Array], clients: int, draws: Draws) -> Partition:
+    """The samples of each of `groups [n]`, shuffled, in equal parts to its holders."""
+    samples = [np.flatnonzero(groups == group) for group in range(len(holders))]
+    for own in samples:
+        draws.shuffle(own)
+    owners = [np.repeat(to, _equal(own, len(to)).sizes) for own, to in zip(samples, holders, strict=True)]
+    return _by_owner(np.concatenate(samples), np.concatenate(owners), clients)
+
+
 def iid(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> Partition:
     """`fedzoo`: one permutation, split equally. `fedsol`: floor(n/N) samples each; the rest is shuffled before each."""
     n, clients = len(labels), _clients(config)
@@ -220,14 +229,7 @@ def label_skew(
             f"partition label_skew: {config.max_retries} draws left a class without a client; "
             "use more clients or classes_per_client"
         )
-    samples, owners = [], []
-    for c in range(num_classes):
-        idx = np.flatnonzero(labels == c)
-        draws.shuffle(idx)
-        holders = np.flatnonzero(has_class[:, c])
-        samples.append(idx)
-        owners.append(np.repeat(holders, _equal(idx, len(holders)).sizes))
-    return _by_owner(np.concatenate(samples), np.concatenate(owners), clients)
+    return _dealt(labels, [np.flatnonzero(has_class[:, c]) for c in range(num_classes)], clients, draws)
 
 
 def table(labels: Array, num_classes: int, config: PartitionConfig, draws: Draws, group: Array | None) -> list[Array]:
@@ -284,14 +286,7 @@ def natural(
         f"equal parts; for {count} clients set partition.clients to null",
         PartitionWarning,
     )
-    samples, owners = [], []
-    for g in range(count):
-        idx = np.flatnonzero(codes == g)
-        draws.shuffle(idx)
-        holders = np.arange(g, clients, count)
-        samples.append(idx)
-        owners.append(np.repeat(holders, _equal(idx, len(holders)).sizes))
-    return _by_owner(np.concatenate(samples), np.concatenate(owners), clients)
+    return _dealt(codes, [np.arange(g, clients, count) for g in range(count)], clients, draws)
 
 
 def csv(

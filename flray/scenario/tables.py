@@ -62,17 +62,13 @@ def read_table(
             raise DataError(f"{what} has the columns {', '.join(have)} and no column {name}; write {asked}")
     lacking = [name for name in (*needed, *optional) if name not in have]
     for name in have if lacking else ():
-        if name not in (*needed, *optional) and not _counts_rows(name, table):
+        index = INDEX.fullmatch(name) and table.column(name).to_pylist() == list(range(len(table)))
+        if name not in (*needed, *optional) and not index:
             near = nearest(name, lacking)
             raise DataError(f"{what}: column {name!r} is not read{near}; write columns {asked}, and no others")
     if not len(table):
         raise DataError(f"{what} has no row; write columns {asked}")
     return table
-
-
-def _counts_rows(name: str, table: pyarrow.Table) -> bool:
-    """Whether a column is pandas' index in the order of the rows."""
-    return bool(INDEX.fullmatch(name)) and table.column(name).to_pylist() == list(range(len(table)))
 
 
 def _read(path: Path, texts: Sequence[str]) -> pyarrow.Table:
@@ -157,7 +153,8 @@ class ListedCohorts:
         rounds = _from_one(rounds)
         order = np.argsort(rounds, kind="stable")
         self.hash = array_checksum(rounds[order], clients[order])
-        self._clients = _groups(rounds[order], clients[order])
+        names, cuts = _edges(rounds[order])
+        self._clients = dict(zip(names, np.split(clients[order], cuts[1:-1]), strict=True))
         for round, named in self._clients.items():
             ids, counts = np.unique(named, return_counts=True)
             if counts.max() > 1:
@@ -167,7 +164,8 @@ class ListedCohorts:
         """Client ids int64 `[K]` of the round after `done` rounds. Raises `DataError` if the file does not have it."""
         if done + 1 not in self._clients:
             have = sorted(self._clients)
-            raise DataError(f"{self.what} has no round {done + 1} (it has {_ranges(have)}); add it, or lower rounds")
+            known = f"rounds {have[0]} to {have[-1]}" if len(have) > 1 else f"round {have[0]}"
+            raise DataError(f"{self.what} has no round {done + 1} (it has {known}); add it, or lower rounds")
         return self._clients[done + 1]
 
     @property
@@ -263,16 +261,6 @@ def _edges(parts: Array) -> tuple[list[int], list[int]]:
     return parts[cuts[:-1]].tolist(), cuts
 
 
-def _groups(keys: Array, values: Array) -> dict[int, Array]:
-    """The values of each of the sorted keys."""
-    names, cuts = _edges(keys)
-    return dict(zip(names, np.split(values, cuts[1:-1]), strict=True))
-
-
 def _from_one(numbers: Array) -> Array:
     """The same numbers, counted from 1."""
     return numbers + 1 if len(numbers) and numbers.min() == 0 else numbers
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    return f"rounds {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"round {numbers[0]}"

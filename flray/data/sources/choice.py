@@ -130,7 +130,9 @@ def _texts(
     if prompt is not None:
         return fields(config, prompt, text, where), prompt
     chosen = text_columns(config, text, where)
-    second = [name for name in text if name not in chosen and _most(table, name, _has_words)]
+    second = [
+        name for name in text if name not in chosen and _most(table, name, lambda text: len(text.split()) >= WORDS)
+    ]
     known = plain_name(config.source) in {**LABELS, **TEXT_TO_TEXT}
     if second and config.text is None and len(chosen) == 1 and not known:
         raise DataError(
@@ -260,10 +262,6 @@ def _most(table: FeatureTable, name: str, test: Callable[[str], object]) -> bool
     """Whether most of the first texts of a column pass a test."""
     texts = [text for text in values_of(table, name).slice(0, 1000).to_pylist() if text]
     return 2 * sum(bool(test(text)) for text in texts) > len(texts)
-
-
-def _has_words(text: str) -> bool:
-    return len(text.split()) >= WORDS
 
 
 def _is_class(table: FeatureTable, name: str) -> bool:

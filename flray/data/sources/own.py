@@ -58,12 +58,17 @@ def own_splits(function: Callable[[DataConfig], Any], config: DataConfig) -> Spl
         _check_numbers(f"{name}.source", numbers, "sources", lines["sources"], refuse)
     if train.x.ndim == 2 and train.x.dtype.kind == "f" and len(lines["features"]) not in (0, train.x.shape[1]):
         refuse(f"{len(lines['features'])} features", f"name all {train.x.shape[1]} columns of train.x, or none")
-    owners = _owners(result.source_of, len(classes), len(lines["sources"]), refuse)
+    of = result.source_of
+    owners = tuple(of) if isinstance(of, Sequence | np.ndarray) else (of,)
+    if owners and (len(owners) != len(classes) or not {*owners} <= {*range(len(lines["sources"]))}):
+        refuse(f"{shown(of)} as source_of", f"return the number in sources of each of {len(classes)} classes, or ()")
     _note_layout(what, train)
     # a key of the function's own would find what the cache had under it before
     key = result.key if result.content else ""
     ids = None if groups is None else np.array(groups)
-    splits = result._replace(train=train, test=test, classes=classes, key=key, groups=ids, source_of=owners, **lines)
+    splits = result._replace(
+        train=train, test=test, classes=classes, key=key, groups=ids, source_of=tuple(map(int, owners)), **lines
+    )
     _note_change(what, function, config, splits)
     return splits
 
@@ -113,14 +118,6 @@ def _check_numbers(
     for number in (numbers.min(initial=0), numbers.max(initial=0)):
         if not 0 <= number < len(texts):
             refuse(f"{what} with number {number}", f"{name} has {len(texts)} names, from 0")
-
-
-def _owners(source_of: Any, classes: int, sources: int, refuse: Callable[[str, str], NoReturn]) -> tuple[int, ...]:
-    """The source of each class."""
-    owners = tuple(source_of) if isinstance(source_of, Sequence | np.ndarray) else (source_of,)
-    if owners and (len(owners) != classes or not {*owners} <= {*range(sources)}):
-        refuse(f"{shown(source_of)} as source_of", f"return the number in sources of each of {classes} classes, or ()")
-    return tuple(int(owner) for owner in owners)
 
 
 def _note_layout(what: str, train: Split) -> None:

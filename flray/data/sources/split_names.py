@@ -66,7 +66,9 @@ def choose_splits(
         test = _only(others, "test", "test", where, remedy) or _only(others, "validation", "test", where, remedy)
         test = test or next((name for name in others if name == MATCHED), None)
     unread = tuple(name for name in others if name != test)
-    more = [name for name in unread if test is None or _of_train(name)]
+    # train2 and train_b begin as a train split does
+    first_words = {name: next(iter(_words(name)), "").rstrip("0123456789") for name in unread}
+    more = [name for name in unread if test is None or kind_of(first_words[name]) == "train"]
     if more and train is None and first in names:
         other = f"{remedy.format('test', more[0])}, or " if test is None else ""
         raise DataError(
@@ -85,11 +87,6 @@ def _only(names: Sequence[str], kind: str, option: str, where: str, remedy: str)
             f"{remedy.format(option, found[0])}"
         )
     return found[0] if found else None
-
-
-def _of_train(name: str) -> bool:
-    """Whether a name begins as that of a train split: `train2`, `train_b`."""
-    return kind_of(next(iter(_words(name)), "").rstrip("0123456789")) == "train"
 
 
 def _words(name: str) -> list[str]:
@@ -150,10 +147,10 @@ def split_patterns(
     )
 
 
-def _like_a_split(file: PurePosixPath) -> bool:
-    """Whether a folder or the name of a file has a word that may mean a split."""
+def _like_a_split(file: PurePosixPath) -> str | None:
+    """The first folder, or the name of the file, that has a word which may mean a split."""
     parts = (*file.parts[:-1], file.name.partition(".")[0])
-    return any(LIKE_A_SPLIT.fullmatch(word) for part in parts for word in _words(part))
+    return next((part for part in parts if any(map(LIKE_A_SPLIT.fullmatch, _words(part)))), None)
 
 
 def _files(folder: Path, suffixes: Collection[str]) -> set[PurePosixPath]:
@@ -205,9 +202,7 @@ def _by_word(files: Collection[PurePosixPath]) -> dict[str, list[str]] | None:
 def _doubt(files: Sequence[PurePosixPath]) -> str | None:
     """Why files that are all in one split may be several splits; None: no doubt."""
     for file in files if len(files) > 1 else ():
-        parts = (*file.parts[:-1], file.name.partition(".")[0])
-        word = next((part for part in parts if any(map(LIKE_A_SPLIT.fullmatch, _words(part)))), None)
-        if word is not None:
+        if (word := _like_a_split(file)) is not None:
             return f"{shown(word)} looks like a split, and would be training samples with all others"
     classes: dict[str, PurePosixPath] = {}
     for file in files:
