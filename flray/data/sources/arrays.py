@@ -270,23 +270,14 @@ def _converted(x: Array, layout: Layout, what: str) -> Array:
         return images(x, layout, what)
     with np.errstate(over="ignore"):
         floats: Array = x.astype(np.float32)
-    _check_precision(x, floats, what)
-    return floats
-
-
-def _check_precision(x: Array, floats: Array, what: str) -> None:
-    """Raises `DataError` for features that 32-bit floats do not have or do not tell apart, such as time stamps."""
-    if x.ndim != 2 or not x.size or x.dtype.kind == "b":
-        return
-    first, why = no_float32(x.reshape(-1)), INTEGERS
-    place = None if first is None else divmod(first, x.shape[1])
-    if place is None and np.isfinite(floats).all():
-        place, why = merged(x, floats), MERGED
-    if place is not None:
+    lost = lossy(x, floats) if np.isfinite(floats).all() else None
+    if lost is not None:
+        row, column, why = lost
         raise DataError(
-            f"{what}: feature {place[1]} holds {why}, such as {shown(x[place].item())}; subtract the least one first, "
-            "or leave the feature out"
+            f"{what}: feature {column} holds {why}, such as {shown(x[row, column].item())}; subtract the least one "
+            "first, or leave the feature out"
         )
+    return floats
 
 
 def _entry(splits: dict[str, Split], classes: Sequence[str] | None, what: str, named: Mapping[str, Named]) -> Splits:
@@ -593,11 +584,19 @@ def _one_layout(first: int, middle: int, last: int) -> Layout | None:
 
 # integers that 32-bit floats do not have, and numbers that they do not tell apart -----------------
 EXACT = 2**24  # up to here 32-bit floats have every integer
-INTEGERS = "integers that 32-bit floats do not have"
 MERGED = "numbers that 32-bit floats do not tell apart"
 
 
-def no_float32(values: Array) -> int | None:
+def lossy(values: Array, rounded: Array) -> tuple[int, int, str] | None:
+    """The row and the column of the first of the numbers [n, d] that 32-bit floats (`rounded`) lose, and what it is in
+    words: an integer that they do not have, or numbers that become one. None: nothing that a feature needs."""
+    if (first := _no_float32(values.reshape(-1))) is not None:
+        return *divmod(first, values.shape[1]), "integers that 32-bit floats do not have"
+    place = merged(values, rounded) if values.size else None
+    return None if place is None else (*place, MERGED)
+
+
+def _no_float32(values: Array) -> int | None:
     """The place of the first of the integers [n] that 32-bit floats do not have; None: they have all."""
     if values.dtype.kind not in "iu" or not len(values):
         return None
