@@ -256,10 +256,9 @@ class ProxyConfig(DataConfig, frozen=True):
             raise ConfigError("proxy: holdout needs `size`, the number of train samples taken from the clients")
         if self.source in DRAWN and self.splits != "train":
             raise ConfigError(f"proxy: {self.source} reads the train split only; leave out `splits: {self.splits}`")
-        for name in ("tokenizer", "max_length", "words"):
+        whose = dict.fromkeys(("tokenizer", "max_length", "words"), "public text uses the private text's")
+        whose |= dict.fromkeys(("augment", "shuffle", "batch_order"), "it is for the clients' samples")
+        for name, why in whose.items():
             if getattr(self, name) != DataConfig.model_fields[name].default:
-                raise ConfigError(f"proxy.{name}: public text uses the private text's, data.{name}; leave it out")
-        for name in ("augment", "shuffle", "batch_order"):
-            if getattr(self, name) != DataConfig.model_fields[name].default:
-                raise ConfigError(f"proxy.{name}: it is for the clients' samples, data.{name}; leave it out")
+                raise ConfigError(f"proxy.{name}: {why}, data.{name}; leave it out")
         return self

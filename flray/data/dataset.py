@@ -282,10 +282,8 @@ def projected(x: Array, fit: tuple[Array, Array]) -> Array:
 
 
 def _projection(x: Array, config: DataConfig) -> tuple[Array, Array]:
-    """Shift [d] and matrix [d, k] of standardisation and PCA, fitted on train in float64.
-
-    The sign of a component is fixed: its entry of largest size is positive.
-    """
+    """Shift [d] and matrix [d, k] of standardisation and PCA, fitted on train in float64; the largest entry of a
+    component is positive."""
     wide = x.astype(np.float64)
     shift = wide.mean(axis=0)
     scale = np.ones(x.shape[1])

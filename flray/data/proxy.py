@@ -109,9 +109,8 @@ def _other(config: ProxyConfig, dataset: Dataset) -> ProxyData:
 def _origins(config: DataConfig) -> set[str]:
     """A name for the data set that `config` reads, and one for each set of a union.
 
-    Sections of the same source may read others: their folders, their options, or the templates of synthetic classes
-    differ. Which of its samples are read, how, and in which split, is no part of the name. An option that is null is
-    one that is left out.
+    Sections of one source read other sets if their folders, options, or templates of synthetic classes differ. Which
+    samples are read, how, and in which split, is no part of the name.
     """
     if config.source == "union":
         return {name for own in sets_of(config).values() for name in _origins(own)}
@@ -138,10 +137,8 @@ def _splits(config: ProxyConfig, public: Dataset) -> str:
 
 
 def _as_private(config: ProxyConfig, dataset: Dataset, public: Dataset) -> Dataset:
-    """The public features with the private ones' shift and matrix: a model reads both.
-
-    Raises `ConfigError` for a fit of their own, and `DataError` for another number of features, or other names.
-    """
+    """The public features with the private ones' shift and matrix. Raises `ConfigError` for a fit of their own, and
+    `DataError` for another number of features, or other names."""
     if not dataset.is_image and (config.pca or config.standardize):
         key = "pca" if config.pca else "standardize"
         raise ConfigError(f"proxy.{key}: public features get the shift and the scale of data.{key}; leave it out")

@@ -94,8 +94,7 @@ def _too_large(config: ModelConfig, error: Exception) -> ResourceError:
 
 
 def _tokens(name: str, input_shape: tuple[int, ...], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """A text model's arguments from the data's vocabulary. Raises `ConfigError` if only the model or only the data are
-    text."""
+    """A text model's arguments from the data's vocabulary. Raises `ConfigError` if only one of the two is text."""
     vocabulary = getattr(input_shape, "vocabulary", None)
     if vocabulary is None:
         if "num_tokens" in parameters and parameters["num_tokens"].default is inspect.Parameter.empty:

@@ -139,9 +139,8 @@ def _written(value: Any) -> Any:
 
 
 def _recorded(name: str, options: BaseModel, given: Mapping[str, Any], key: str) -> tuple[Any, str]:
-    """(an option as a plain value; "", or in words why it has none from which the network would get the same).
-
-    It is by the aliases of its fields, or else by their names, since a `serialization_alias` reads nothing."""
+    """(an option as a plain value; "", or in words why it has none from which the network would get the same): by the
+    aliases of its fields, or else by their names, since a `serialization_alias` reads nothing."""
     by_alias = _recorded_by(True, name, options, given, key)
     by_name = _recorded_by(False, name, options, given, key) if by_alias[1] else by_alias
     return by_alias if by_name[1] else by_name

@@ -70,8 +70,7 @@ def read_content(place: str, what: str, hint: str) -> bytes:
 
 
 def _check_card(card: Path, content: bytes) -> None:
-    """Raises `OSError` or `ValueError` for a card in the cache that is damaged, or that of other weights. A file that a
-    user has put there has none."""
+    """Raises `OSError` or `ValueError` for a damaged card, or that of other weights. A user's own file has none."""
     if card.exists() and read_checksummed(card).get("weights") != checksum(content):
         raise ValueError(f"its weights are not those of its {CARD}")
 

@@ -78,8 +78,7 @@ def load_weights(module: nn.Module, source: str, head: Head) -> str:
 
 
 def _check_numbers(what: str, name: str, stored: Tensor, own: Tensor) -> None:
-    """Raises `ConfigError` unless a stored tensor is dense and has values for the network's: floating ones for floating
-    ones, complex ones for complex ones, whole ones for integers."""
+    """Raises `ConfigError` unless a stored tensor is dense, and floating, complex or whole as the network's is."""
     plain = stored.layout == torch.strided and not stored.is_meta and stored.is_complex() == own.is_complex()
     if not plain or own.is_floating_point() > stored.is_floating_point():
         kind = "a meta tensor" if stored.is_meta else f"{stored.dtype} ({stored.layout})"
@@ -302,10 +301,9 @@ def renamed(
 ) -> tuple[dict[str, Tensor], str]:
     """(`stored` under the names of `own`; how they were found, in words, "": under these very names).
 
-    `own`: a tied tensor is one object under all its names. The file may have it under each of them, or once, as
-    safetensors' `save_model` and transformers write it. `ordered`: the file keeps the order of its state dict. `more`:
-    it may have tensors after those of `own` (a head that is not read). Raises `ConfigError` that names the first
-    difference.
+    `own`: a tied tensor is one object under all its names; the file may have it under each of them, or once. `ordered`:
+    the file keeps the order of its state dict. `more`: it may have tensors after those of `own` (a head that is not
+    read). Raises `ConfigError` that names the first difference.
     """
     numbers = {name for name, tensor in own.items() if tensor.is_floating_point() or tensor.is_complex()}
     needed = [name for name in own if name in numbers and not name.endswith(COUNTER)]

@@ -68,10 +68,9 @@ def of_clients(
 ) -> Partition:
     """The partition with `floor(fraction n_k)` random samples of each client in `held_out`; at least one stays.
 
-    Client k's draw is addressed by `(seed, k)`, after the first task also by the task, so it does not depend on the
-    other clients. Copies of a sample (`first`: as in :func:`of_server`) follow the first of them, also to other
-    clients. Raises `DataError` if no client has enough samples to give one, or if the copies are so many that the
-    validation samples are no sample of all.
+    Client k's draw is addressed by `(seed, k)`, after the first task also by the task. Copies of a sample (`first`: as
+    in :func:`of_server`) follow the first of them, also to other clients. Raises `DataError` if no client has enough
+    samples to give one, or if the copies are so many that the validation samples are no sample of all.
     """
     later = (task,) if task else ()
     shares, drawn = [partition.client(k) for k in range(partition.num_clients)], []

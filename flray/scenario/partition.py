@@ -167,10 +167,9 @@ def make_partition(
 ) -> Partition:
     """Distributes the samples with `labels` [n] to clients, some of which may get none.
 
-    `seed` is the run's. Only the samples `subset` (what a proxy holdout left; None: all) are distributed. `group` [n]:
-    natural ids; with `count` they are numbers of that many groups, whichever of them `subset` leaves. Each `task` has
-    its own draws, see `task_draws`. Raises `ConfigError` and `DataError` if the data do not allow it, and for a
-    function of one's own that returns no partition.
+    `seed` is the run's. Only the samples `subset` (None: all) are distributed. `group` [n]: natural ids; with `count`
+    they are numbers of that many groups. Each `task` has its own draws, see `task_draws`. Raises `ConfigError` and
+    `DataError` if the data do not allow it, and for a function of one's own that returns no partition.
     """
     rows = None if subset is None else np.asarray(subset)
     y = np.asarray(labels) if rows is None else np.asarray(labels)[rows]

@@ -14,12 +14,12 @@ from typing import Any
 from flray.core.schema.errors import DataError, nearest
 from flray.core.schema.registry import IMPORT_PATH, OWN, Registry
 from flray.data.cache import digest, file_digest
+from flray.data.checks import contents, own_splits
 from flray.data.data_config import DataConfig
 from flray.data.sources.arrays import GIVEN, given, given_key, npy_files, npy_folder
 from flray.data.sources.image_sets import MEDMNIST, cinic10_folder, medmnist_file, torchvision_files, torchvision_splits
 from flray.data.sources.leaf import LEAF, leaf_files
 from flray.data.sources.options import check_options, data_root, not_found
-from flray.data.sources.own import contents, own_splits
 from flray.data.sources.table_sources import missing_file, parquet_folder, table
 from flray.data.splits import Splits, Vocabulary, cached
 from flray.files import cache_root

@@ -212,10 +212,8 @@ def _in_parts(x: Array, y: Array, client: Array | None = None, *, what: str) -> 
 def _written(
     folder: Path, splits: Mapping[str, Iterator[Part]], channels: Layout | None, what: str
 ) -> dict[str, Split]:
-    """The samples of each split in a file of `folder`, memory-mapped, as flray stores them.
-
-    All have the layout that `channels` says, or that of the first split, `train`.
-    """
+    """The samples of each split in a memory-mapped file of `folder`, all in the layout `channels`, or that of
+    `train`."""
     written = {}
     for name, parts in splits.items():
         written[name], channels = _split_of(folder / name, parts, channels, f"{what}: {name}")

@@ -51,9 +51,8 @@ MEDMNIST = {  # name of the class in the package medmnist, class names
 def cinic10(config: DataConfig) -> Splits:
     """CINIC-10 (Darlow et al. 2018): 90,000 train and 90,000 test images of 32x32 in CIFAR-10's classes.
 
-    Read from `root/cinic10/{train,test}/<class>/*.png`, as published, or from Parquet files in `root/cinic10`. The
-    validation part (another 90,000) is not used, as in FedSOL's code; `options: {include_valid: true}` adds it to the
-    train split.
+    From `root/cinic10/{train,test}/<class>/*.png`, or Parquet files in `root/cinic10`. `options: {include_valid: true}`
+    adds the validation part (another 90,000) to the train split; FedSOL's code does not use it.
     """
     options = check_options(config, {"include_valid": False})
     folder = parquet_folder(config)
@@ -132,20 +131,16 @@ def pathmnist(config: DataConfig) -> Splits:
     """PathMNIST (MedMNIST, Yang et al. 2023): 100,000 train and 7,180 test images of colon tissue, 28x28, colour, 9
     classes.
 
-    Read from `root/pathmnist.npz` or `root/medmnist/pathmnist.npz`, as published, or from Parquet files in
-    `root/pathmnist`. The archive's train and validation part together are the train split, as in FedSOL's code.
-    `download: true` needs the package medmnist.
+    From `root/pathmnist.npz`, `root/medmnist/pathmnist.npz`, or Parquet files in `root/pathmnist`. The archive's train
+    and validation part are the train split, as in FedSOL's code. `download: true` needs the package medmnist.
     """
     return _medmnist(config)
 
 
 def tissuemnist(config: DataConfig) -> Splits:
-    """TissueMNIST (MedMNIST, Yang et al. 2023): 189,106 train and 47,280 test images of kidney cells, 28x28, grey, 8
-    classes.
+    """TissueMNIST (MedMNIST): 189,106 train and 47,280 test images of kidney cells, 28x28, grey, 8 classes.
 
-    Read from `root/tissuemnist.npz` or `root/medmnist/tissuemnist.npz`, as published, or from Parquet files in
-    `root/tissuemnist`. The archive's train and validation part together are the train split, as in FedSOL's code, which
-    also makes RGB of it: `channels: 3`. `download: true` needs the package medmnist.
+    Files and splits as :func:`pathmnist`. FedSOL's code also makes RGB of it: `channels: 3`.
     """
     return _medmnist(config)
 

@@ -255,10 +255,8 @@ def from_hf(
 
 
 def _as_stored(data: Any, what: str) -> Any:
-    """The rows and columns of a Hugging Face data set, or of a torch `Subset` of one, as they are stored.
-
-    Raises `DataError` for other objects, and for a transform that runs when a row is read.
-    """
+    """The stored rows and columns of a Hugging Face data set, or of a torch `Subset` of one. Raises `DataError` for
+    other objects, and for a transform that runs when a row is read."""
     from torch.utils.data import Subset
 
     if isinstance(data, Subset):

@@ -334,8 +334,7 @@ def _check_pictures(files: Sequence[str], rows: int, name: str) -> None:
 
 
 def _load_dataset(name: str, *args: Any, function: str = "load_dataset", **options: Any) -> Any:
-    """`datasets.load_dataset` (or another `function`), whose progress bars a quiet command does not show. Raises
-    `DataError` about the source `name`."""
+    """`datasets.load_dataset`, or another `function`, without progress bars in a quiet command. Raises `DataError`."""
     import datasets
 
     hidden = not logging.getLogger("flray").isEnabledFor(logging.INFO) and not datasets.are_progress_bars_disabled()
@@ -377,10 +376,8 @@ def _as_written(
     tables: Mapping[str, FeatureTable], texts: Mapping[str, Any], columns: Iterable[str], ids: Collection[str | None]
 ) -> dict[str, FeatureTable]:
     """Tables of CSV files whose `columns` are numbers and truth values only if no two of their texts become one (01 and
-    1, TRUE and True; in the columns `ids` also 1.1 and 1.10, 1e3 and 1000), and no code loses a zero. 1.0 is 1 in each.
-
-    `texts`: the same rows as the files have them.
-    """
+    1, TRUE and True; in the columns `ids` also 1.1 and 1.10), and no code loses a zero. 1.0 is 1 in each. `texts`: the
+    same rows as the files have them."""
     out = dict(tables)
     for name in columns:
         read = {split: table.data.column(name) for split, table in tables.items()}

@@ -214,9 +214,8 @@ def _doubt(files: Sequence[PurePosixPath]) -> str | None:
 
 
 def _nested(splits: Iterable[Collection[PurePosixPath]]) -> str | None:
-    """Why the last folders of pictures may be no classes: in one split they lie in several folders and have other names
-    in each, as patients in classes do. None: no doubt, as for the same classes in each domain, or a table of metadata
-    has the labels."""
+    """Why the last folders of pictures may be no classes: in one split they have other names in each folder, as
+    patients in classes do. None: no doubt, as for the same classes in each domain, or with a table of metadata."""
     for files in splits:
         if any(file.stem == "metadata" and file.suffix.casefold() in TABLES for file in files):
             continue

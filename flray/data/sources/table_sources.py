@@ -177,8 +177,7 @@ def table(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
 
 
 def _named_pictures(at: TableSource) -> list[str]:
-    """The picture files that the rows of a table name instead of holding their bytes. A missing one is left to the
-    decoder, which names its row."""
+    """The picture files that a table's rows name without their bytes. For a missing one the decoder names the row."""
 
     def build() -> CacheEntry:
         from flray.data.sources.pictures import named_files

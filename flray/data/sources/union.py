@@ -34,10 +34,9 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     """Sets with the same classes, by name, as one; `Split.source` numbers them in the order of `options: {sets: [mnist,
     usps]}`.
 
-    A set is a source, or a mapping with keys of `data` (`{source: mnist, train_size: 2000}`) and an optional `name`. It
-    inherits keys such as `resize` and `channels` from the union, because images must have one shape. Sets of text (with
-    a tokenizer or a given `vocabulary`) have their own classes. Raises `DataError` for other names of classes, and if
-    shapes differ.
+    A set is a source, or a mapping with keys of `data` and an optional `name`. It inherits keys such as `resize` and
+    `channels`, because images must have one shape. Sets of text (with a tokenizer or a given `vocabulary`) have their
+    own classes. Raises `DataError` for other names of classes, and if shapes differ.
     """
     from flray.data.dataset import load_dataset
 
@@ -69,20 +68,12 @@ def union(config: DataConfig, vocabulary: Vocabulary | None = None) -> Splits:
     on_train = _tests_on_train(config, parts)
 
     def build() -> Splits:
-        ends = [len(part.train.y) for part in parts]
-        y = [np.split(ids, [end]) for ids, end in zip(united.ids, ends, strict=True)]
-        splits = [
-            Split(
-                np.concatenate([split.x for split in parts_of]),
-                np.concatenate([ids[number] for ids in y]),
-                source=np.repeat(np.arange(len(parts_of)), [len(split.y) for split in parts_of]),
-            )
-            for number, parts_of in enumerate(([part.train for part in parts], [part.test for part in parts]))
-        ]
+        ids = [np.split(ids, [len(part.train.y)]) for ids, part in zip(united.ids, parts, strict=True)]
+        train = _together([part.train for part in parts], [own for own, _ in ids])
+        test = None if on_train else _together([part.test for part in parts], [own for _, own in ids])
         lines = [f"{name}: {line}" for name, part in zip(names, parts, strict=True) for line in part.reading]
         reading = (f"label: {class_list(united.classes)}", *united.lines, *lines)
-        test, features = None if on_train else splits[1], first.features
-        return Splits(splits[0], test, united.classes, sources=names, reading=reading, features=features)
+        return Splits(train, test, united.classes, sources=names, reading=reading, features=first.features)
 
     key = digest(
         "union", "by name", names, [part.fingerprint for part in parts], *(["tested on train"] if on_train else [])
@@ -133,10 +124,9 @@ def _named(entry: Any, shared: Mapping[str, Any]) -> tuple[str, DataConfig]:
 def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: Vocabulary | None) -> Splits:
     """The sets as one, with `Split.source` and the numbers of the classes in their order.
 
-    With `words` each text begins with the token of its task. The tokenizer is that of the given `vocabulary`, which is
-    then the result's; else the one in `config`; else one trained on the train splits of all sets, without those from
-    which test samples are drawn. Raises `ConfigError` for options that belong to the sets, `DataError` if the given
-    vocabulary is for other tasks.
+    With `words` each text begins with the token of its task. The tokenizer is that of the given `vocabulary`, else the
+    one in `config`, else one trained on the train splits of all sets from which no test samples are drawn. Raises
+    `ConfigError` for options that belong to the sets, `DataError` if the given vocabulary is for other tasks.
     """
     from flray.data.dataset import load_dataset
     from flray.data.sources import load_splits
@@ -164,7 +154,7 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
     def build() -> Splits:
         firsts = np.cumsum([0, *(part.num_classes for part in parts)])
         train, test = (
-            _together(splits, firsts, fitted.tasks)
+            _together(splits, [split.y + first for split, first in zip(splits, firsts, strict=False)], fitted.tasks)
             for splits in ([part.train for part in parts], [part.test for part in parts])
         )
         cut = _cut([load_splits(own, base) for own in shorter])
@@ -231,11 +221,10 @@ def _cut(sets: Sequence[Splits]) -> tuple[tuple[str, int, int], ...]:
     return tuple(counts for counts in cut if counts[1])
 
 
-def _together(splits: Sequence[Split], firsts: Array, marks: Sequence[int]) -> Split:
-    """The splits concatenated: class numbers shifted by the first of each set, texts after their task's token."""
+def _together(splits: Sequence[Split], y: Sequence[Array], marks: Sequence[int] = ()) -> Split:
+    """The splits concatenated, with the labels `y`, texts after their task's token."""
     x = [split.x for split in splits]
     if marks:
         x = [np.insert(ids, 0, mark, axis=1) for ids, mark in zip(x, marks, strict=True)]
-    y = [split.y + first for split, first in zip(splits, firsts[:-1], strict=True)]
     source = np.repeat(np.arange(len(splits)), [len(split.y) for split in splits])
     return Split(np.concatenate(x), np.concatenate(y), source=source)
