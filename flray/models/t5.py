@@ -94,13 +94,6 @@ class PrefixedAttention(nn.Module):
         return x.view(*x.shape[:-1], self.attention.n_heads, -1).transpose(-2, -3)
 
 
-def add_prefixes(stack: Any, length: int, every: bool) -> None:
-    """Add a prefix to the last layer of a T5's encoder or decoder, or to `every` layer."""
-    for block in stack.block if every else stack.block[-1:]:
-        layer = block.layer[0]
-        layer.SelfAttention = PrefixedAttention(layer.SelfAttention, length)
-
-
 class T5(Classifier):
     """T5 that answers in words: the score of each class's word at the first decoder position.
 
@@ -188,7 +181,9 @@ class T5(Classifier):
             if prefix["task_token"] and len(self._tasks):
                 embedding = nn.Parameter(self.shared.weight[self._tasks].detach().clone())
             for stack in (self.encoder, self.decoder):
-                add_prefixes(stack, prefix["prefix_length"], every=prefix["prefix_layers"] == "all")
+                for block in stack.block if prefix["prefix_layers"] == "all" else stack.block[-1:]:
+                    layer = block.layer[0]
+                    layer.SelfAttention = PrefixedAttention(layer.SelfAttention, prefix["prefix_length"])
         elif tune == "lora":
             _add_low_rank(self, *lora.values())
         self.task_embedding: nn.Parameter | None

@@ -102,7 +102,10 @@ def store(
     gives its classes; `classes`: new names. Raises `DataError`."""
     with scratch_beside(cache_root() / "data" / "given") as folder:
         written = _written(folder, splits, channels, what)
-        return {"source": GIVEN + _entry(written, classes, what, named or {}).key}
+        checked = _checked(written, classes, what, named or {})
+        stored = [array_checksum(*part) for part in (checked.train, checked.test) if part is not None]
+        mapped = checked.reading[1:-1]  # other labels of other origin may be the same numbers
+        return {"source": GIVEN + cached(digest("given", *stored, checked.classes, *mapped), lambda: checked).key}
 
 
 def given_key(source: str) -> str | None:
@@ -276,13 +279,6 @@ def _converted(x: Array, layout: Layout, what: str) -> Array:
             "first, or leave the feature out"
         )
     return floats
-
-
-def _entry(splits: dict[str, Split], classes: Sequence[str] | None, what: str, named: Mapping[str, Named]) -> Splits:
-    checked = _checked(splits, classes, what, named)
-    stored = [array_checksum(*part) for part in (checked.train, checked.test) if part is not None]
-    mapped = checked.reading[1:-1]  # other labels of other origin may be the same numbers
-    return cached(digest("given", *stored, checked.classes, *mapped), lambda: checked)
 
 
 def _checked(splits: dict[str, Split], classes: Sequence[str] | None, what: str, named: Mapping[str, Named]) -> Splits:

@@ -195,20 +195,7 @@ class Decoded(NamedTuple):
     notes: tuple[str, ...]
 
 
-def decode_column(
-    tables: Mapping[str, FeatureTable], name: str, resize: int | None, what: str, folders: Sequence[Path]
-) -> Decoded:
-    """The pictures of the column `name` of each split, in the mode of its feature if that has one. `what` names the
-    column in errors; `folders`: see :func:`_encoded`. Raises `DataError`."""
-    feature = tables["train"].features.get(name)
-    mode = feature.get("mode") if isinstance(feature, dict) and feature.get("_type") == "Image" else None
-    if mode is not None and mode not in KINDS:
-        raise DataError(f"{what}: its description names the mode {shown(mode)}, which is none of {', '.join(KINDS)}")
-    columns = [(table.data.column(name).combine_chunks(), table.place) for table in tables.values()]
-    return decode([_encoded(column, what, place, folders) for column, place in columns], resize, mode)
-
-
-def _encoded(column: Any, where: str, place: Callable[[int], str], folders: Sequence[Path]) -> Encoded:
+def encoded(column: Any, where: str, place: Callable[[int], str], folders: Sequence[Path]) -> Encoded:
     """The pictures of a column. A row holds a picture's bytes or names a file in one of `folders`, relative to the
     first. `place` names a row in errors. Raises `DataError` for a column of something else."""
     parts = _parts(column)

@@ -36,9 +36,9 @@ from flray.data.sources.columns import (
     numbers,
     unlabelled,
 )
-from flray.data.sources.pictures import decode_column
+from flray.data.sources.pictures import KINDS, decode, encoded
 from flray.data.sources.split_names import PICTURES, TABLES, choose_splits, has_configs, split_patterns
-from flray.data.sources.text import labelled, literals, texts_of, token_ids, with_words, words_of
+from flray.data.sources.text import encode, labelled, literals, texts_of, trained, with_words, words_of
 from flray.data.splits import Split, Splits, Vocabulary, class_list, in_line, listed
 
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
@@ -480,15 +480,14 @@ def table_splits(
 
 def _groups(tables: Mapping[str, FeatureTable], name: str, where: str) -> tuple[list[Array | None], list[str]]:
     """The numbers of the clients of each split (None: it has none), and the ids of those of train, in their order."""
-    of = {split: table for split, table in tables.items() if split == "train" or _has(table, name)}
+    of = {}
+    for split, table in tables.items():
+        has = name in table.data.column_names and table.data.column(name).null_count < table.data.num_rows
+        if split == "train" or has:
+            of[split] = table
     numbers = codes(of.values(), name, f"{where}: group column {name!r}")
     by_split = dict(zip(of, numbers, strict=True))
     return [by_split.get(split) for split in tables], ids_of(tables["train"], name, numbers[0])
-
-
-def _has(table: FeatureTable, name: str) -> bool:
-    """Whether a column is there, and not empty."""
-    return name in table.data.column_names and table.data.column(name).null_count < table.data.num_rows
 
 
 def table_texts(config: DataConfig, table: FeatureTable, where: str) -> list[list[str]]:
@@ -510,7 +509,14 @@ def _texts(
     answers = bool(config.words) and (vocabulary is None or not vocabulary.labels)  # public text has the private words
     words = words_of(config, classes, where) if answers else ()
     texts = [texts_of(table, columns, where) for table in tables.values()]
-    vocabulary, encoded = token_ids(config, texts, vocabulary, [*words, *literals(columns.prompt)], where)
+    if vocabulary is None:
+        if len(texts) == 1 and config.test_fraction:
+            raise DataError(
+                f"{where} has no test split, so `data.tokenizer: train` would train on test samples; set it to a "
+                "tokenizer's folder, or data.test_fraction to 0"
+            )
+        vocabulary = trained(texts[0], [*words, *literals(columns.prompt)])
+    encoded = [encode(vocabulary, columns_of, config.max_length, where) for columns_of in texts]
     if words:
         vocabulary = with_words(vocabulary, classes, words, where)
     cut = [(name, count, len(ids)) for name, (ids, count) in zip(("train", "test"), encoded, strict=False) if count]
@@ -525,7 +531,12 @@ def _inputs(
         of = tables.values()
         return [np.concatenate([numbers(t, name, where) for name in columns.input], axis=1) for t in of], (), ()
     name = columns.input[0]
-    decoded = decode_column(tables, name, config.resize, f"{where}: column {name!r}", folders)
+    what, feature = f"{where}: column {name!r}", tables["train"].features.get(name)
+    mode = feature.get("mode") if isinstance(feature, dict) and feature.get("_type") == "Image" else None
+    if mode is not None and mode not in KINDS:
+        raise DataError(f"{what}: its description names the mode {shown(mode)}, which is none of {', '.join(KINDS)}")
+    columns_of = [(table.data.column(name).combine_chunks(), table.place) for table in tables.values()]
+    decoded = decode([encoded(column, what, place, folders) for column, place in columns_of], config.resize, mode)
     return decoded.arrays, (decoded.reading,), decoded.notes
 
 
