@@ -575,7 +575,7 @@ MUTANTS = (
     Mutant("data/sources/arrays.py", "or index.equals(other)", "or True", "data/sources/test_script_values.py"),
     Mutant("scenario/tables.py", "numbers.min() == 0", "numbers.min() == 1", "scenario/test_listed.py"),
     Mutant("scenario/partitioners.py", "(times > 1).any()", "(times > 2).any()", "scenario/test_client_csv.py"),
-    Mutant("scenario/stage.py", "size * counts //", "(size + 1) * counts //", "scenario/test_local_test.py"),
+    Mutant("scenario/tasks.py", "size * counts //", "(size + 1) * counts //", "scenario/test_local_test.py"),
     Mutant("scenario/tasks.py", "RandomState(PYCIL)", "RandomState(PYCIL + 1)", "scenario/test_tasks.py"),
     # diagnostics
     Mutant("metrics/theory.py", "** 2 / 8", "** 2 / 4", "metrics/test_theory.py metrics/test_memory_drift.py"),

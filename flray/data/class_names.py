@@ -29,6 +29,10 @@ class Labels(NamedTuple):
     closed: bool = True
     row: Callable[[int], str] = "sample {}".format
 
+    def where(self, id_: int) -> str:
+        """The place of a class: the declaration, or the first sample."""
+        return self.place if self.closed else self.row(int(np.flatnonzero(self.ids == id_)[0]))
+
 
 class Owned(NamedTuple):
     """The labels of each place as int64 numbers of `classes`, and lines on what was mapped (for `Splits.reading`)."""
@@ -135,9 +139,8 @@ def _list_of(named: Sequence[Labels], what: str, unite: bool) -> tuple[str, ...]
     place, id_, name = next(
         (place, id_, name) for place in named for id_, name in sorted((place.names or {}).items()) if name not in known
     )
-    where = place.place if place.closed else place.row(int(np.flatnonzero(place.ids == id_)[0]))
     raise DataError(
-        f"{what}: {where} has the class {shown(name)}, which {declared[0].place} does not have "
+        f"{what}: {place.where(id_)} has the class {shown(name)}, which {declared[0].place} does not have "
         f"({in_line(known)}){nearest(name, known)}; use the same names everywhere, or leave such samples out"
     )
 
@@ -151,12 +154,9 @@ def check_alike(texts: Sequence[Labels], what: str, case: bool = True) -> None:
             key = plain.casefold() if case and len(plain) > 1 else plain  # letters are classes of their own
             other, owner, number = first.setdefault(key, (name, place, id_))
             if other != name:
-                where, there = (
-                    at.place if at.closed else at.row(int(np.flatnonzero(at.ids == own)[0]))
-                    for at, own in ((place, id_), (owner, number))
-                )
+                there = f"{shown(other)} in {owner.where(number)}"
                 raise DataError(
-                    f"{what}: {shown(name)} in {where} and {shown(other)} in {there} differ in "
+                    f"{what}: {shown(name)} in {place.where(id_)} and {there} differ in "
                     f"{'case, ' if case else ''}spaces or form only; write them alike"
                 )
 

@@ -73,7 +73,7 @@ from flray.engine.trace import is_profiled, profiled, trace_name
 from flray.files import quoted
 from flray.metrics.classification import is_right
 from flray.ops.pooling import Collector
-from flray.scenario.stage import local_test
+from flray.scenario.tasks import local_test
 from flray.uplink import NONE
 from flray.uplink.travel import BufferedState, Travelled, new_state, own_state, travelled
 

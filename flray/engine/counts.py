@@ -29,7 +29,7 @@ from flray.data.cache import Array
 from flray.data.dataset import Dataset
 from flray.engine.blame import errors_of
 from flray.metrics.classification import Counts, is_right
-from flray.scenario.stage import TestSet
+from flray.scenario.tasks import TestSet
 
 TestCounts = dict[tuple[str, str], Counts]  # by (test set, mode)
 

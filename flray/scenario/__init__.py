@@ -31,12 +31,12 @@ from flray.scenario.scenario import (
     clients_at as clients_at,
     drift_table as drift_table,
 )
-from flray.scenario.stage import (
+from flray.scenario.tasks import (
     Stage as Stage,
+    TasksConfig as TasksConfig,
     TestSet as TestSet,
     local_test as local_test,
     meanings as meanings,
     num_outputs as num_outputs,
     relabelled as relabelled,
 )
-from flray.scenario.tasks import TasksConfig as TasksConfig

@@ -19,8 +19,7 @@ from flray.scenario.partition import Partition, PartitionWarning, make_partition
 from flray.scenario.partition_config import OF_SOURCES, PARTITIONS, PartitionConfig
 from flray.scenario.partitioners import GROUPS, clients_of_csv, numbered, owners_of_csv
 from flray.scenario.scenario import Scenario
-from flray.scenario.stage import Stage, TestSet, together
-from flray.scenario.tasks import TasksConfig, TaskSpec, domains_of
+from flray.scenario.tasks import Stage, TasksConfig, TaskSpec, TestSet, domains_of, together
 
 OF_ALL_CLASSES = ("natural", "csv", "table")  # partitions of the whole data set only
 

@@ -17,8 +17,8 @@ from flray.scenario.devices import Devices
 from flray.scenario.drift import Drifting
 from flray.scenario.partition import Partition, from_lists, load_partition, write
 from flray.scenario.partition_config import PartitionConfig
-from flray.scenario.stage import Stage, TestSet, together
 from flray.scenario.tables import BatchOrders, ListedCohorts
+from flray.scenario.tasks import Stage, TestSet, together
 
 if TYPE_CHECKING:
     import pandas

@@ -22,7 +22,7 @@ from flray.data.data_config import Augment
 from flray.data.dataset import Dataset, Split
 from flray.engine.counts import Evaluator, blocks_of_part, count_predictions, group_modes, merge_counts
 from flray.engine.trial import try_in_eval
-from flray.scenario.stage import TestSet
+from flray.scenario.tasks import TestSet
 from tests.support.messages import facts
 from tests.support.networks import Mlp, build
 

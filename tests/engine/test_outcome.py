@@ -23,7 +23,7 @@ from flray.engine.summary import collapse_reason, final_tests, personal_columns,
 from flray.models import build_model
 from flray.rundir import checkpoint
 from flray.scenario import load_partition
-from flray.scenario.stage import Stage, TestSet, local_test
+from flray.scenario.tasks import Stage, TestSet, local_test
 from tests.support.runs import cohort, config, model
 
 

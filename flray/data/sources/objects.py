@@ -287,7 +287,7 @@ def _as_stored(data: Any, what: str) -> Any:
 def _of_images(
     sets: dict[str, Any], input: str, label: str | None, group: str | None, channels: Layout | None
 ) -> dict[str, str]:
-    from flray.data.sources.columns import labels_by_name  # imports pyarrow
+    from flray.data.sources.choice import labels_by_name  # imports pyarrow
 
     features = sets["train"].features
     if label is None:

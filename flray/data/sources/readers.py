@@ -25,17 +25,8 @@ import pyarrow.parquet as pq
 from flray.core.schema.errors import DataError, nearest, shown
 from flray.data.cache import Array, file_digest, listing_digest
 from flray.data.data_config import DataConfig
-from flray.data.sources.columns import (
-    PANDAS_INDEX,
-    Columns,
-    FeatureTable,
-    choose_columns,
-    codes,
-    ids_of,
-    labels_of,
-    numbers,
-    unlabelled,
-)
+from flray.data.sources.choice import PANDAS_INDEX, choose_columns
+from flray.data.sources.columns import Columns, FeatureTable, codes, ids_of, labels_of, numbers, unlabelled
 from flray.data.sources.pictures import KINDS, decode, encoded
 from flray.data.sources.split_names import PICTURES, TABLES, choose_splits, has_configs, split_patterns
 from flray.data.sources.text import encode, labelled, literals, texts_of, trained, with_words, words_of
