@@ -82,15 +82,8 @@ class ClientSamples:
     @property
     def plain(self) -> Batches:
         """The samples once, in their order, without augmentation, in batches of `plain_batch`."""
-        return Batches(
-            self.split.x,
-            self.split.y,
-            self.numbers,
-            batch_size=self.plain_batch,
-            epochs=1,
-            rng=None,
-            normalizer=self.normalizer,
-        )
+        once = replace(self, rng=None, augment=None, gathered=None, listed=None, last_batch="keep")
+        return once.batches(self.plain_batch, epochs=1)
 
     def with_samples(self, numbers: Array) -> ClientSamples:
         """The client's samples, followed by those with these numbers (exemplars).
