@@ -31,7 +31,7 @@ class Layers(Classifier):
 
     def _projected(self, last: Tensor) -> Tensor:
         z = torch.relu(last)
-        return z if self.projection is None else self.projection(z)  # type: ignore[no-any-return]
+        return z if self.projection is None else self.projection(z)
 
 
 class FedAvgCNN(Layers):
