@@ -490,8 +490,8 @@ MUTANTS = (
     Mutant("data/sources/text.py", '"longest_first"', '"only_first"', "data/sources/test_text.py"),
     Mutant(
         "data/sources/union.py",
-        "np.repeat(np.arange(len(parts_of)),",
-        "np.repeat(np.zeros(len(parts_of), int),",
+        "np.repeat(np.arange(len(splits)),",
+        "np.repeat(np.zeros(len(splits), int),",
         "data/sources/test_union.py",
     ),
     # models

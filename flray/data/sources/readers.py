@@ -29,7 +29,7 @@ from flray.data.sources.choice import PANDAS_INDEX, choose_columns
 from flray.data.sources.columns import Columns, FeatureTable, codes, ids_of, labels_of, numbers, unlabelled
 from flray.data.sources.pictures import KINDS, decode, encoded
 from flray.data.sources.split_names import PICTURES, TABLES, choose_splits, has_configs, split_patterns
-from flray.data.sources.text import encode, labelled, literals, texts_of, trained, with_words, words_of
+from flray.data.sources.text import labelled, literals, texts_of, token_ids, with_words, words_of
 from flray.data.splits import Split, Splits, Vocabulary, class_list, in_line, listed
 
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
@@ -500,14 +500,7 @@ def _texts(
     answers = bool(config.words) and (vocabulary is None or not vocabulary.labels)  # public text has the private words
     words = words_of(config, classes, where) if answers else ()
     texts = [texts_of(table, columns, where) for table in tables.values()]
-    if vocabulary is None:
-        if len(texts) == 1 and config.test_fraction:
-            raise DataError(
-                f"{where} has no test split, so `data.tokenizer: train` would train on test samples; set it to a "
-                "tokenizer's folder, or data.test_fraction to 0"
-            )
-        vocabulary = trained(texts[0], [*words, *literals(columns.prompt)])
-    encoded = [encode(vocabulary, columns_of, config.max_length, where) for columns_of in texts]
+    vocabulary, encoded = token_ids(config, texts, vocabulary, [*words, *literals(columns.prompt)], where)
     if words:
         vocabulary = with_words(vocabulary, classes, words, where)
     cut = [(name, count, len(ids)) for name, (ids, count) in zip(("train", "test"), encoded, strict=False) if count]

@@ -283,6 +283,25 @@ def texts_of(table: FeatureTable, columns: Columns, where: str) -> list[list[str
     return list(texts_by.values()) if columns.prompt is None else [filled(columns.prompt, texts_by)]
 
 
+def token_ids(
+    config: DataConfig,
+    texts: Sequence[Sequence[Sequence[str]]],
+    vocabulary: Vocabulary | None,
+    words: Sequence[str],
+    where: str,
+) -> tuple[Vocabulary, list[tuple[Array, int]]]:
+    """The vocabulary (the given one, or a trained one with `words` in it), and for each split (train first) the ids
+    int32 [n, L] of its texts, one column or a pair, and the number of texts that were cut off."""
+    if vocabulary is None:
+        if len(texts) == 1 and config.test_fraction:
+            raise DataError(
+                f"{where} has no test split, so `data.tokenizer: train` would train on test samples; set it to a "
+                "tokenizer's folder, or data.test_fraction to 0"
+            )
+        vocabulary = trained(texts[0], words)
+    return vocabulary, [encode(vocabulary, columns, config.max_length, where) for columns in texts]
+
+
 def encode(vocabulary: Vocabulary, columns: Sequence[Sequence[str]], length: int, where: str) -> tuple[Array, int]:
     """Ids int32 [n, length] of texts, or of pairs (the longer one is cut off first), padded on the right, and the
     number of texts that were cut off."""
