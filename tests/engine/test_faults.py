@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,13 +19,9 @@ from flray.rundir import checkpoint
 from flray.rundir.parts import RowsMissingWarning
 from flray.scenario import load_partition
 from tests.engine import faulty  # noqa: F401  registers the algorithms
-from tests.engine.faulty import Faulty
 from tests.support.faults import interrupted, server_killed_at
 from tests.support.messages import facts
 from tests.support.runs import cohort, config, last_state, model, on_actors
-
-ROOT = Path(__file__).parents[2]
-
 
 AFTER_3 = Position(0, 3, 3, "round").order
 
@@ -46,16 +41,16 @@ def finished(tmp_path_factory):
 
 
 # clients --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["nan loss", "inf update"])
-def test_a_diverging_client_fails_the_run_and_its_replay_and_is_named(ray_cluster, tmp_path, kind):
+def test_a_diverging_client_fails_the_run_and_its_replay_and_is_named(ray_cluster, tmp_path):
     bad = cohort(1)[2]
     with pytest.raises(NonFiniteError) as error:
         flray.run(
-            on_actors({"name": "faulty", "kind": kind, "at": f"1/0/{bad}"}, on_nonfinite="fail"), out=tmp_path / "run"
+            on_actors({"name": "faulty", "kind": "inf update", "at": f"1/0/{bad}"}, on_nonfinite="fail"),
+            out=tmp_path / "run",
         )
     text = str(error.value)
     assert f"client {bad} failed" in text and "round 2" in text and "seed 3" in text
-    assert {"nan loss": "train/loss is nan", "inf update": "update.w is not finite"}[kind] in text
+    assert "update.w is not finite" in text
     assert re.search(rf"flray replay \S+ --client {bad}", text)
     run = flray.load(tmp_path / "run")
     assert run.status.startswith(f"failed: client {bad} failed")
@@ -177,27 +172,6 @@ def test_testing_on_the_server_or_on_the_clients_gives_the_same_numbers(ray_clus
     np.testing.assert_allclose(clients.rounds["test/loss"], server.rounds["test/loss"], rtol=1e-12)
 
 
-# folders --------------------------------------------------------------------------------------
-def test_a_run_is_never_written_over(finished, tmp_path):
-    run = finished("fedavg")
-    before = model(run.folder)
-    with pytest.raises(CheckpointError, match=facts(run.folder, "overwrite=True", "flray resume")):
-        flray.run(config(), out=run.folder)
-    assert model(run.folder) == before
-    (tmp_path / "thesis.txt").write_text("precious")
-    for overwrite in (False, True):
-        with pytest.raises(CheckpointError, match=facts(tmp_path, "out=")):
-            flray.run(config(), out=tmp_path, overwrite=overwrite)
-    assert (tmp_path / "thesis.txt").read_text() == "precious"
-
-
-def test_overwrite_starts_afresh(tmp_path):
-    flray.run(config(rounds=3), out=tmp_path / "run")
-    run = flray.run(config(rounds=1), out=tmp_path / "run", overwrite=True)
-    assert run.rounds["round"].tolist() == [1]
-    assert [p.name for p in checkpoint.checkpoints(run.folder)] == ["round-000001"]
-
-
 @pytest.mark.parametrize(
     "word", ["seed=1", "algorithm.lr=1", "data.source=1", "partition.alpha=1", "resources.store=files"]
 )
@@ -211,23 +185,13 @@ def test_resume_of_no_run_says_so(tmp_path):
         flray.resume(tmp_path)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "own"])
-def test_more_rounds_go_on_as_if_they_had_been_asked_for_at_once(tmp_path, finished, algorithm):
-    """Of `own` from before the task's end."""
-    flray.run(config(algorithm, rounds=2), out=tmp_path / "run")
+def test_more_rounds_go_on_as_if_they_had_been_asked_for_at_once(tmp_path, finished):
+    """From before the task's end."""
+    flray.run(config("own", rounds=2), out=tmp_path / "run")
     run = flray.resume(tmp_path / "run", rounds=4)
     assert run.rounds["round"].tolist() == [1, 2, 3, 4] and len(run.tasks) == 1
-    assert model(run.folder) == model(finished(algorithm).folder)
-    assert last_state(run.folder) == last_state(finished(algorithm).folder)
-
-
-def test_resuming_a_finished_run_changes_nothing(tmp_path):
-    first = flray.run(config(rounds=2), out=tmp_path / "run")
-    before, tasks = model(first.folder), len(first.tasks)
-    again = flray.resume(first.folder)
-    assert model(again.folder) == before and again.status == "finished"
-    assert len(again.rounds) == 2
-    assert len(again.tasks) == tasks
+    assert model(run.folder) == model(finished("own").folder)
+    assert last_state(run.folder) == last_state(finished("own").folder)
 
 
 def test_a_run_that_cannot_start_leaves_the_folder_free(ray_cluster, tmp_path):
@@ -253,22 +217,6 @@ def flip(path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("store", "damaged"),
-    [
-        ("memory", "checkpoints/round-000003/server.safetensors"),
-        ("files", f"client_state/*/*.r{AFTER_3:06d}.safetensors"),
-    ],
-)
-def test_a_damaged_last_checkpoint_resumes_from_the_one_before(tmp_path, finished, store, damaged):
-    folder = interrupted_run(tmp_path / "run", algorithm="own", resources={"store": store})
-    flip(min(folder.glob(damaged)))
-    with pytest.warns(UserWarning, match=facts("round-000003", "round 2")):
-        run = flray.resume(folder)
-    assert run.status == "finished" and run.rounds["round"].tolist() == [1, 2, 3, 4]
-    assert last_state(run.folder) == last_state(finished("own").folder)
 
 
 def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back(tmp_path, finished, monkeypatch):
@@ -336,9 +284,3 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_again(tmp_path):
         flray.resume(folder)
     assert flray.load(folder).rounds.equals(rows), "what is there stays"
     assert flray.load(folder).status.startswith("interrupted")
-
-
-def test_the_faulty_algorithm_without_a_fault_is_fedavg(finished):
-    """Otherwise the tests above would compare with something else."""
-    assert Faulty().at == ""
-    assert model(finished("faulty").folder) == model(finished("fedavg").folder)

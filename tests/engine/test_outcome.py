@@ -28,10 +28,9 @@ from tests.support.runs import cohort, config, model
 
 
 # divergence -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["nan loss", "inf update"])
-def test_divergence_of_a_client_is_a_result(tmp_path, kind):
+def test_divergence_of_a_client_is_a_result(tmp_path):
     bad = cohort(2)[1]
-    run = flray.run(config({"name": "faulty", "kind": kind, "at": f"2/0/{bad}"}), out=tmp_path / "run")
+    run = flray.run(config({"name": "faulty", "kind": "nan loss", "at": f"2/0/{bad}"}), out=tmp_path / "run")
     assert run.status.startswith(f"diverged in round 3: client {bad}: ") and "lower algorithm.lr" in run.status
     assert run.rounds["round"].tolist() == [1, 2, 3]
     assert run.rounds["diverged"].tolist() == [False, False, True]
