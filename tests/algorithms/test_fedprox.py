@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from flray.algorithms.fedavg import FedAvg
 from flray.algorithms.fedprox import FedProx
-from flray.core.messages import equal
 from flray.core.network.objective import Objective
 from tests.support.losses import Quadratic, two_clients
 from tests.support.networks import Mlp, Norm, assert_same, build, federated
@@ -55,10 +53,3 @@ def test_three_rounds_against_the_penalty_in_the_loss():
 
     server = federated(build(Norm), 3, [11 / 14, 3 / 14], train)
     assert_same(objective, states[-1], server, rtol=1e-6, atol=1e-6)
-
-
-def test_mu_0_has_the_bits_of_fedavg():
-    """As the engine of FedZoo-Bench has it, whose term compares the parameters with themselves."""
-    objective, data, options = Objective(build(Norm)), clients(2), {"lr": 0.1, "local_epochs": 2, "batch_size": 4}
-    prox, plain = (play(one, objective, data, 2)[0][-1] for one in (FedProx(mu=0.0, **options), FedAvg(**options)))
-    assert equal(prox, plain)

@@ -12,13 +12,6 @@ from flray.tuning.domain import Choice, Fixed, Range, check_within, written
 from tests.support.messages import mistakes
 
 
-def test_the_ways_to_write_a_parameter():
-    assert written("x", [1, 2]) == written("x", {"choice": [1, 2]}) == Choice((1, 2))
-    assert written("x", {"log": [0.1, 1]}) == Range(0.1, 1, True)
-    assert written("x", {"linear": (1, 5)}) == Range(1, 5, False)
-    assert written("x", 0.5) == Fixed(0.5) and written("x", None) == Fixed(None)
-
-
 @pytest.mark.parametrize(
     ("form", "words"),
     mistakes("""
