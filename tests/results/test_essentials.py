@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pandas
 import pytest
 
 import flray
@@ -13,8 +12,7 @@ from flray.core.schema.errors import CheckpointError
 from flray.results.essentials import about, essentials, sparkline
 from flray.rundir.lock import FolderLock
 from flray.rundir.reader import Run
-from tests.support.commands import invoke
-from tests.support.continual_runs import drift, tasks, watched
+from tests.support.continual_runs import drift, watched
 from tests.support.tables import config, folder
 
 WINDOW = [[50, 50], [80, 80], [90, 90], [20, 100], [0, 100], [70, 90], [90, 40]]
@@ -107,18 +105,6 @@ def test_a_configuration_in_a_line():
     table = {"partition.name": "table", "partition.clients": None, "cohort.size": 4}
     assert about(table) == "table, 4 a round", "the table's rows are its clients"
     assert about({**table, "partition.clients": 1, "cohort.size": None}) == "table over 1 client"
-
-
-def test_the_command_shows_the_good_runs_and_names_the_others(tmp_path):
-    tasks(tmp_path / "a", [[80, 0], [50, 90]])
-    (tmp_path / "b").mkdir()
-    pandas.DataFrame({"x": [1]}).to_csv(tmp_path / "b" / "config.yaml")
-    found = invoke("show", tmp_path / "a", tmp_path / "b", tmp_path / "none")
-    assert found.exit_code == 0
-    assert "2 tasks" in found.output and "ACC %" in found.output and "task" in found.output
-    assert found.output.count("left out:") == 2
-    alone = invoke("show", tmp_path / "none")
-    assert isinstance(alone.exception, CheckpointError) and "is not a run folder" in str(alone.exception)
 
 
 def test_a_run_without_its_configuration_says_so(tmp_path):

@@ -30,6 +30,8 @@ def test_a_damaged_run_is_one_line_and_none_is_an_error(tmp_path: Path) -> None:
     path = folder(tmp_path / "run", config(), [0.5])
     (path / "rounds" / "part-0000.parquet").write_bytes(b"no table")
     assert "damaged" in Run(path)._repr_html_()
+    with pytest.raises(CheckpointError, match=r"is damaged .*continue without its rows: flray resume"):
+        load(path).rounds  # noqa: B018
     with pytest.raises(CheckpointError, match="is not a run folder"):
         load(tmp_path / "nothing")
 

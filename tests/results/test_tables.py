@@ -11,7 +11,7 @@ import pandas
 import pytest
 from rich.console import Console
 
-from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.core.schema.errors import ConfigError
 from flray.files import with_checksum
 from flray.results import compare, render, summary, tables, to_markdown
 from flray.results.rendering import cells, spelled
@@ -150,36 +150,6 @@ def test_an_older_run_of_an_own_algorithm_keeps_its_section_and_imports_nothing(
     runs = [folder(tmp_path / str(i), each | {"algorithm": own}, [0.5]) for i, each in enumerate(configs)]
     frame = compare(runs[1:])
     assert frame["algorithm"].tolist() == ["nowhere:Mine"] * 2 and "cohort.dropout" not in frame
-
-
-def test_unfinished_starting_damaged_and_foreign_folders(tmp_path: Path) -> None:
-    torn = folder(tmp_path / "torn", config(seed=3), [0.9])
-    part = torn / "rounds" / "part-0000.parquet"
-    part.write_bytes(part.read_bytes()[:50])
-    written_aside = folder(tmp_path / "running", config(seed=1), [0.3, 0.4], "running")
-    (written_aside / "rounds" / ".part-0000.parquet.tmp").write_bytes(b"half a file")
-    (tmp_path / "empty" / "rounds").mkdir(parents=True)
-    frame = compare(
-        [
-            folder(tmp_path / "done", config(seed=0), [0.5]),
-            written_aside,
-            folder(tmp_path / "failed", config(seed=2), [], "failed: client 3: boom"),
-            torn,
-            folder(tmp_path / "starting", None, [], "starting"),
-            folder(tmp_path / "lost", config(seed=4), [0.2], None),
-        ]
-    )
-    gone = "stopped (its process is gone)"  # neither of the two has a lock
-    assert frame["status"].tolist()[:3] == ["finished", gone, "failed: client 3: boom"]
-    assert frame["status"][3].startswith("damaged: ") and str(torn / "rounds") in frame["status"][3]
-    assert frame["status"].tolist()[4:] == [gone, "unknown: no STATUS file"]
-    assert frame["done"].tolist() == [1, 2, 0, 0, 0, 1]
-    assert frame["test/acc"].tolist()[:2] == [0.5, 0.4]
-    assert frame["test/acc"][2:5].isna().all()
-    with pytest.raises(CheckpointError, match="is not a run folder"):
-        compare([tmp_path / "empty"])
-    with pytest.raises(CheckpointError, match=r"is damaged .*continue without its rows: flray resume"):
-        load(torn).rounds  # noqa: B018
 
 
 def test_a_part_with_a_new_column(tmp_path: Path) -> None:
