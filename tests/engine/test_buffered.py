@@ -46,14 +46,11 @@ def plain(found: flray.Run, table: str = "rounds") -> pd.DataFrame:
 @pytest.mark.parametrize(
     "parts",
     [
-        {},
-        {"algorithm": {**EVEN["algorithm"], "name": "feddyn"}},
-        {"aggregation": "fedadam"},
         {"aggregation": "median"},
         {"uplink": [{"name": "topk", "fraction": 0.2}]},
         {"model": {"name": "tests.contracts.networks:NormNet"}},
     ],
-    ids=["fedavg", "feddyn", "fedadam", "median", "topk", "batch norm"],
+    ids=["median", "topk", "batch norm"],
 )
 def test_with_equal_durations_it_is_synchronous_to_the_bit(tmp_path: Path, parts: dict[str, Any]) -> None:
     """More algorithms: tests/contracts/test_coordination.py."""
