@@ -371,10 +371,9 @@ def test_a_server_that_dies_at_the_same_work_again_and_again_ends_the_run_in_one
     assert (tmp_path / "run" / "STATUS").read_text() == "failed: the server actor died (end of file)\n"
 
 
-@pytest.mark.parametrize("method", ["begin", "step", "end"])
-def test_doctor_finds_a_method_that_writes_into_the_broadcast(method):
+def test_doctor_finds_a_method_that_writes_into_the_broadcast():
     with pytest.raises(AlgorithmError, match=r"^Messages: a client of exchange 'train' wrote into `broadcast`, which"):
-        examine(experiment("messages", f"{method} writes"))
+        examine(experiment("messages", "end writes"))
 
 
 def test_a_full_disk_at_the_last_environment_says_how_to_go_on(tmp_path, monkeypatch):
