@@ -3,7 +3,6 @@ STATUS, and the same bits once there is room."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,19 +15,6 @@ from tests.faults.moments import Moment, at
 from tests.support.digits import own_on_digits
 from tests.support.outcome import contents
 from tests.support.runs import model, on_actors as config
-
-Disk = tuple[Path, Callable[[], None], Callable[[], None]]
-
-
-@pytest.mark.slow
-def test_full_before_the_first_round_leaves_nothing_of_a_run(ray_cluster, disk):
-    home, fill, make_room = disk
-    fill()
-    with pytest.raises(FlrayError, match="No space left") as error:
-        flray.run(config(rounds=1), out=home / "run", progress=False)
-    assert "\n" not in str(error.value)
-    make_room()
-    assert flray.run(config(rounds=1), out=home / "run", progress=False).status == "finished"
 
 
 def test_full_after_some_rounds_says_so_in_status_and_resumes_to_the_same_bits(ray_cluster, disk, tmp_path):
@@ -94,18 +80,4 @@ def test_full_while_a_part_is_written_loses_nothing(disk, tmp_path, monkeypatch,
         at(WRITTEN[name], fill, patch.setattr)
         with pytest.raises(FlrayError) as error:
             flray.run(stateful("local"), out=home / "run", progress=False)
-    assert_told_and_resumed(home / "run", error.value, make_room, whole)
-
-
-@pytest.mark.slow
-def test_full_under_client_states_of_a_server_actor_loses_nothing(ray_cluster, disk, tmp_path):
-    """The files of states fill the disk by themselves: what is left has room for those of about two rounds."""
-    home, fill, make_room = disk
-    whole = flray.run(stateful("calls", 12), out=tmp_path / "whole", progress=False)
-    rows = play(stateful("calls", 12), home / "run")
-    next(rows)
-    fill()
-    os.truncate(home / "fill", (home / "fill").stat().st_size - 60_000)
-    with pytest.raises(FlrayError) as error:
-        list(rows)
     assert_told_and_resumed(home / "run", error.value, make_room, whole)

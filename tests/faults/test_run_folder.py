@@ -153,18 +153,15 @@ def assert_readers_are_told(original, folder):
         assert found == expected, f"{name} is another now, and nobody said so"
 
 
-@pytest.mark.parametrize(("name", "way"), some(FINISHED)[::3])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [*some(FINISHED)[::3], *(pytest.param(*each, marks=pytest.mark.slow) for each in all_of(FINISHED))],
+)
 def test_who_reads_a_damaged_run_is_told(whole, tmp_path, name, way):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     damage(folder, name, way)
     assert_readers_are_told(whole, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "way"), all_of(FINISHED))
-def test_who_reads_a_damaged_run_is_told_whole_product(whole, tmp_path, name, way):
-    test_who_reads_a_damaged_run_is_told(whole, tmp_path, name, way)
 
 
 def test_the_campaign_names_what_a_run_writes(whole, stopped):
