@@ -1,4 +1,4 @@
-"""A driver of many runs that is killed at a named moment: in a grid, an ablation, the final stage of a sweep.
+"""A driver of many runs that is killed at a named moment: in a grid, an ablation, a sweep.
 
 The same command again ends with the models and rows of the one that nothing happened to, and trains no finished run
 again.
@@ -36,7 +36,9 @@ ABLATION = {
     "before its files": Moment("before", "flray.tuning.comparison:write_ablation"),
 }
 # three trials end before the final runs
-FINAL = {
+OF_SWEEP = {
+    "a trial has reported": Moment("after", f"{SWEEP}:StudySearcher.on_trial_result", 1),
+    "a trial has ended": Moment("before", f"{SWEEP}:StudySearcher.on_trial_complete", 1),
     "before the final stage": Moment("before", f"{SWEEP}:_final"),
     "before its list is written": Moment("before", f"{SWEEP}:_drop_others"),
     "its list is written": Moment("after", f"{SWEEP}:_drop_others"),
@@ -83,7 +85,8 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, facts(root / "w"), root / "w"
 
 
-MOMENTS = [("grid", name) for name in CELLS] + [("ablate", name) for name in ABLATION] + [("sweep", n) for n in FINAL]
+OF_COMMAND = {"grid": CELLS, "ablate": ABLATION, "sweep": OF_SWEEP}
+MOMENTS = [(kind, name) for kind, moments in OF_COMMAND.items() for name in moments]
 
 
 @pytest.mark.parametrize("name", [f"{kind}: {name}" for kind, name in MOMENTS])
@@ -93,7 +96,7 @@ def test_a_driver_killed_at_a_moment_changes_nothing(
     kind, expected, undisturbed = whole
     if not name.startswith(f"{kind}: "):
         pytest.skip("of another command")
-    moment = {"grid": CELLS, "ablate": ABLATION, "sweep": FINAL}[kind][name.removeprefix(f"{kind}: ")]
+    moment = OF_COMMAND[kind][name.removeprefix(f"{kind}: ")]
     assert many(kind, tmp_path / "w", home, moment) == -signal.SIGKILL
     before = stamps(tmp_path / "w")
     assert many(kind, tmp_path / "w", home) == 0

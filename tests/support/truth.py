@@ -9,7 +9,6 @@ from typing import Any
 import optuna
 import pandas
 import yaml
-from optuna.trial import TrialState
 
 from flray.tuning.studies import NEVER, open_storage
 
@@ -39,21 +38,12 @@ def value_at(rows: pandas.DataFrame, objective: str, round: int) -> float:
     return float(rows.loc[:round, SUMS[objective]].to_numpy().sum())
 
 
-def cut(run: Path, round: int) -> bool:
-    """Whether the run's process was killed with this round still in memory, after it had been reported: it says
-    `running` for ever. It may have written no round at all."""
-    running = (run / "STATUS").read_text().startswith("running")
-    return running and not (any((run / "rounds").glob("*.parquet")) and round in read_rounds(run).index)
-
-
-def assert_true(folder: Path, seeds_at: dict[int, int] | None = None, killed: bool = False) -> int:
+def assert_true(folder: Path, seeds_at: dict[int, int] | None = None) -> int:
     """Every value of the studies, every rung and every row of `sweep.parquet` is what the rounds of the trials' runs
     say.
 
     `seeds_at`: the rounds in which several seeds were judged, and how many; their mean counts. Times may differ in the
-    last bit, which depends on the order of a sum; nothing else may. Where the driver was `killed`, a stopped trial may
-    lack the last second of its rounds, and nothing is said of these. Returns how many intermediate values were
-    compared.
+    last bit, which depends on the order of a sum; nothing else may. Returns how many intermediate values were compared.
     """
     sweep, seeds_at, count = yaml.safe_load((folder / "sweep.yaml").read_text()), seeds_at or {}, 0
     objectives = dict(sweep["objective"])
@@ -73,21 +63,19 @@ def assert_true(folder: Path, seeds_at: dict[int, int] | None = None, killed: bo
                 trial.params,
             )
 
-    def same(said: float, trial: Any, objective: str, round: int) -> bool:
+    def same(said: float, trial: Any, objective: str, round: int) -> None:
         runs = [
             folder / f"{trial.user_attrs['folder']}{f'-seed{seed}' if seed else ''}"
             for seed in range(seeds_at.get(round, 1))
         ]
-        if killed and trial.state == TrialState.PRUNED and any(cut(run, round) for run in runs):
-            return False
         true = sum(value_at(read_rounds(run), objective, round) for run in runs) / len(runs)
         close = abs(said - true) <= 1e-12 * abs(true) if objective == "time/s" else said == true
         assert close, f"{trial.user_attrs['folder']} in round {round}: {objective} {said}, its rounds say {true}"
-        return True
 
     for trial in trials.values():
         for round, value in trial.intermediate_values.items():
-            count += same(value, trial, next(iter(objectives)), round)
+            same(value, trial, next(iter(objectives)), round)
+            count += 1
         for objective, value in zip(objectives, trial.values or (), strict=False):
             same(value, trial, objective, trial.user_attrs["round"])
     if (folder / "rungs.json").exists():
@@ -100,8 +88,6 @@ def assert_true(folder: Path, seeds_at: dict[int, int] | None = None, killed: bo
     for name, row in table.iterrows():
         last = int(row["round"])
         runs = [folder / name, *sorted((folder / "trials").glob(f"{Path(name).name}-seed*"))]
-        if killed and row["state"] == "pruned" and any(cut(run, last) for run in runs):
-            continue
         rows = [read_rounds(run) for run in runs]
         assert row["client_steps"] == sum(value_at(one, "client_steps", last) for one in rows), name
         seconds = sum(value_at(one, "time/s", last) for one in rows)
