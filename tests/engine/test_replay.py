@@ -24,6 +24,24 @@ from tests.support.tasks import BASE
 CONFIG = {**BASE, "rounds": 2}
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> flray.Run:
+    return flray.run(CONFIG, out=tmp_path_factory.mktemp("replayed") / "run", progress=False)
+
+
+def played(folder: Path) -> list[bytes]:
+    """What a replay gives of updates, of a later state and of the initial weights."""
+    replay = Replay(folder).goto(1)
+    found = [update.w.numpy().tobytes() for _, update, _ in replay.clients()]
+    first = flray.load(folder).weights(0).values()
+    return [*found, replay.goto(2).state.w.numpy().tobytes(), *(part.numpy().tobytes() for part in first)]
+
+
+@pytest.fixture(scope="module")
+def expected(run: flray.Run) -> list[bytes]:
+    return played(run.folder)
+
+
 def test_a_relative_folder_is_found_from_another_place_than_where_the_run_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,23 +75,17 @@ def default(put: Any, value: Any, before: Any) -> Iterator[None]:
     ],
     ids=["no_grad", "inference_mode", "autocast", "float64", "device"],
 )  # fmt: skip
-def test_what_the_caller_has_set_changes_no_number(around: Any, tmp_path: Path) -> None:
+def test_what_the_caller_has_set_changes_no_number(
+    around: Any, run: flray.Run, expected: list[bytes], tmp_path: Path
+) -> None:
     """A cell of a notebook in which gradients, dtypes or the device of new tensors are others; its generators stay."""
-
-    def played() -> list[bytes]:
-        replay = Replay(tmp_path / "run").goto(1)
-        found = [update.w.numpy().tobytes() for _, update, _ in replay.clients()]
-        first = flray.load(tmp_path / "run").weights(0).values()
-        return [*found, replay.goto(2).state.w.numpy().tobytes(), *(part.numpy().tobytes() for part in first)]
-
-    flray.run(CONFIG, out=tmp_path / "run", progress=False)
-    expected, before = played(), (torch.get_rng_state(), str(np.random.get_state()), random.getstate())
+    before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
     with around():
-        assert played() == expected
+        assert played(run.folder) == expected
         flray.run(CONFIG, out=tmp_path / "again", progress=False)
     after = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
-    assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "run/model.safetensors").read_bytes()
+    assert (tmp_path / "again/model.safetensors").read_bytes() == (run.folder / "model.safetensors").read_bytes()
 
 
 def test_a_replay_by_edited_code_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +139,7 @@ def test_the_state_before_a_tasks_end_is_not_that_after_it(tmp_path: Path, name:
     assert again.position == stored.position and torch.equal(again.state.w, stored.state.w)
 
 
-def test_a_replays_clients_leave_the_generators_and_the_threads_of_their_reader_alone(tmp_path: Path) -> None:
-    run = flray.run(CONFIG, out=tmp_path / "run", progress=False)
+def test_a_replays_clients_leave_the_generators_and_the_threads_of_their_reader_alone(run: flray.Run) -> None:
     losses = run.clients.query("done == 2").set_index("client")["train/loss"].to_dict()
     with threads(2):  # a run's client has one
         before = torch.get_rng_state()
