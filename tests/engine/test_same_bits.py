@@ -105,7 +105,7 @@ def test_on_actors(ray_cluster: ModuleType, kind: str, whole: Callable[[str], fl
     assert facts(found) == facts(whole(kind))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default([kind for kind in KINDS if "," not in kind], KINDS))
 def test_in_a_replay(kind: str, whole: Callable[[str], flray.Run]) -> None:
     """The clients of a round, in their order, with the numbers of their rows."""
     run = whole(kind)
