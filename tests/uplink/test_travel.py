@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +23,6 @@ from flray.uplink.clip import Clip
 from flray.uplink.gaussian import Gaussian
 from flray.uplink.travel import EncodedState, new_state, own_state, travelled
 from tests.contracts.table import experiment
-from tests.support.faults import interrupted
 from tests.support.outcome import contents
 
 TOPK = {"name": "topk", "fraction": 0.1}
@@ -196,19 +194,14 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, store, enc
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_actors_a_stop_and_no_ray_give_the_same_bits(tmp_path):
+def test_actors_give_the_same_bits(tmp_path):
     def config(executor, actors=1):
         resources = {"executor": executor, "client_actors": actors, "client": {"num_cpus": 1}}
         return experiment("fedavg", uplink=CODES, resources={**resources, "server": {"threads": 1}})
 
-    runs = {"local": flray.run(config("local"), out=tmp_path / "local")}
-    runs["three"] = flray.run(config("calls", 3), out=tmp_path / "three")
-    runs["one"] = flray.run(config("calls", 1), out=tmp_path / "one")
-    with interrupted("before", 2), pytest.raises(KeyboardInterrupt):
-        flray.run(config("local"), out=tmp_path / "stopped")
-    runs["stopped"] = flray.resume(tmp_path / "stopped")
-    assert all(contents(run) == contents(runs["local"]) for run in runs.values())
-    sent = runs["local"].rounds
+    local = flray.run(config("local"), out=tmp_path / "local")
+    assert contents(flray.run(config("calls", 3), out=tmp_path / "three")) == contents(local)
+    sent = local.rounds
     assert (sent["comm/up_bytes"] == sent["comm/up_bytes/w"] + sent["comm/up_bytes/b"]).all()
 
 
@@ -292,14 +285,6 @@ def test_attackers_change_w_and_b_of_their_own_updates_alone(tmp_path):
             expected = expected + weight * (before + x).astype(np.float64)
         np.testing.assert_allclose(seen.pooled[round], expected, atol=2e-6)
     assert len(drawn) == 2
-
-
-def test_an_attack_turns_the_statistics_around_as_well():
-    start = Broadcast(torch.tensor([1.0, 2.0]), torch.tensor([4.0]))
-    trained = Update(torch.tensor([2.0, 0.0]), torch.tensor([5.0]))
-    ctx = SimpleNamespace(seed=0, client=0)
-    sent = travelled(ctx, FedAvg(), Uplink((SignFlip(clients=1.0),)), start, trained, None, {}, 3).update
-    assert sent.w.tolist() == [0.0, 4.0] and sent.b.tolist() == [3.0]
 
 
 def test_keys_of_before_are_refused_with_the_new_key():

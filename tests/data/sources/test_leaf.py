@@ -110,12 +110,6 @@ def test_a_missing_folder_and_a_damaged_file(root):
         load_dataset(DataConfig(source="femnist"))
 
 
-def test_a_tokenizer_is_not_trained_on_samples_that_become_the_test_split(root):
-    write(root / "stack_overflow" / "train", {"ann": (["sort a list", "sort a map"], ["python", "java"])})
-    with pytest.raises(DataError, match="would train on test samples"):
-        load_dataset(DataConfig(source="stack_overflow", tokenizer="train", max_length=8, test_fraction=0.5))
-
-
 def test_shakespeare_takes_no_tokenizer_and_no_empty_texts(root):
     write(root / "shakespeare" / "train", {"role": (["", ""], ["a", "b"])})
     with pytest.raises(DataError, match="all samples are empty texts"):
