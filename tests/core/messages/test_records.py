@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import pickle
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -103,66 +100,6 @@ def test_a_type_error_of_the_users_own_is_not_taken_for_a_wrong_field():
 
 def test_a_record_is_pickled_with_its_class_by_name():
     assert equal(pickle.loads(pickle.dumps(control())), control())
-
-
-@pytest.mark.slow
-def test_a_class_of_main_or_a_notebook_travels_to_another_process_by_value(tmp_path):
-    """As Ray sends it: cloudpickle makes the class anew, first without fields, in a process that cannot import it, and
-    where it comes again with every message. What is packed there is found again."""
-    import ray.cloudpickle
-
-    sender = textwrap.dedent(
-        """
-        import torch
-        from flray.core.messages import Record, ServerState
-
-
-
-        class Inner(Record):
-            rate: float = 0.65
-
-        class Base(ServerState):
-            c: torch.Tensor
-
-        class State(Base):
-            inner: Inner
-            count: int = 3
-            def twice(self):
-                return 2 * self.count
-
-        state = State(torch.ones(2), None, torch.zeros(1), Inner())
-        """
-    )
-    receiver = textwrap.dedent(
-        f"""
-        import pickle
-        import torch
-        from flray.core.schema.errors import AlgorithmError
-        from flray.core.messages import ServerState, map_tensors, nbytes, tensors
-        from flray.core.messages.packed import Packed
-
-        with open({str(tmp_path / "sent")!r}, "rb") as file:
-            State, state = pickle.load(file), pickle.load(file)
-        assert issubclass(State, ServerState) and type(state) is State
-        back = Packed.of(state).message()
-        assert type(back) is State and back.twice() == 6
-        assert nbytes(state) == 2 * 4 + 4 + 8 + 8 and list(tensors(state)) == ["w", "c"]
-        moved = map_tensors(torch.clone, state).replace(count=4)
-        assert (moved.count, moved.inner.rate, moved.b) == (4, 0.65, None) and type(moved) is State
-        try:
-            State(1, 2)
-        except AlgorithmError as error:
-            print(error)
-        """
-    )
-    environment = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-"]
-    names = {"__name__": "__main__"}
-    exec(compile(sender, "<stdin>", "exec"), names)
-    sent = [ray.cloudpickle.dumps(names[name]) for name in ("State", "state")]
-    (tmp_path / "sent").write_bytes(b"".join(sent))
-    found = subprocess.run(environment, input=receiver, text=True, check=True, capture_output=True)
-    line = "State (<stdin>, line 17): missing a required argument: 'c'; its fields: w, b, c, inner, count"
-    assert found.stdout.strip() == line
 
 
 # what is in them --------------------------------------------------------------------------------
