@@ -93,15 +93,3 @@ def test_a_stopped_job_says_so_and_is_resumed_to_the_same_bits_on_a_cluster_with
     assert json.loads((out / "environment.json").read_text())["ray_auth_mode"] == "token"
     assert model(out) == model(run(QUICK, f"rounds={done + 4}", *FAST, out=tmp_path / "whole").folder)
     assert pandas.read_parquet(out / "rounds")["round"].tolist() == list(range(1, done + 5))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_second_node_joins_and_clients_are_spread_over_both(ray_cluster, submitted, tmp_path):
-    with ray_head(cpus=1) as head:
-        assert any(head.start(f"--address={head.address}", cpus=1) for _ in range(3)), head.log.read_text()
-        out = tmp_path / "two"
-        job = head.job("submit", *submitted, "rounds=3", *FAST, "--out", str(out))
-        assert job.returncode == 0, job.stdout
-    assert json.loads((out / "environment.json").read_text())["actors"]["client_actors"] == 2, "each node has one CPU"
-    assert model(out) == model(run(QUICK, "rounds=3", *FAST, out=tmp_path / "here").folder)
