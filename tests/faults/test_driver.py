@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -167,19 +166,3 @@ def test_a_driver_of_actors_killed_at_a_moment_is_resumed_to_the_same_bits(
     config.write_text(settings("calls").yaml())
     killed_at(moment, config, tmp_path / "run")
     assert_goes_on(tmp_path / "run", whole)
-
-
-@pytest.mark.parametrize("delay", [0.0, 0.7, 3.0, 6.0])
-def test_two_drivers_with_one_folder(whole: Run, config: Path, tmp_path: Path, delay: float) -> None:
-    """One has it, the other says in one line who; nothing of the one is lost."""
-    code = f"import flray; flray.run({str(config)!r}, out={str(tmp_path / 'run')!r}, progress=False)"
-    both = []
-    for _ in range(2):
-        both.append(subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True))
-        time.sleep(delay)
-    errors = [process.communicate()[1] for process in both]
-    codes = [process.returncode for process in both]
-    assert sorted(codes) == [0, 1], errors  # a Python program ends with 1 where the command line ends with 2
-    loser = errors[codes.index(1)].strip().splitlines()[-1]
-    assert "is in use: process" in loser or "already holds a run" in loser
-    assert contents(flray.load(tmp_path / "run")) == contents(whole)
