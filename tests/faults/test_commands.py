@@ -1,5 +1,5 @@
-"""Commands that write more than a run (`pretrain`, `evidence`), killed at each step and given again, and commands
-under limits of the system: of open files, of a file's size, of memory."""
+"""`flray pretrain`, which writes more than a run, killed at each step and given again, and commands under limits of the
+system: of open files, of a file's size, of memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from flray.files import PARTIAL, file_checksum, read_checksummed
 from tests.faults.moments import Moment
@@ -82,72 +81,6 @@ def test_a_killed_pretraining_leaves_weights_with_their_card_and_the_command_aga
     assert (home / "model.safetensors").read_bytes() == pretrained
     assert read_checksummed(home / "card.json")["weights"] == file_checksum(home / "model.safetensors")
     assert not leftovers(tmp_path / "cache") and not leftovers(tmp_path / "run")
-
-
-# evidence -----------------------------------------------------------------------------------------
-OF_EVIDENCE = {
-    "in the first run": Moment("after", f"{RECORDER}.round"),
-    "a run has ended": Moment("after", "flray.rundir.lock:FolderLock.release"),
-    "between two runs": Moment("before", "flray.running:simulate", 1),
-    "in the last run": Moment("after", f"{RECORDER}.round", 7),
-}
-OF_COLLECT = {
-    "the runs are read": Moment("before", "flray.reference.evidence:write_table"),
-    "the table is written": Moment("after", "flray.reference.evidence:write_table"),
-    "a figure is drawn": Moment("before", "flray.reference.evidence_page:save"),
-    "the figures are there, the page is not": Moment("before", "flray.reference.evidence_page:markdown"),
-}
-
-
-@pytest.fixture
-def evidence(tmp_path: Path) -> list[str]:
-    """The command without its last words; four runs of two rounds."""
-    config = {
-        "rounds": 2, "data": {"source": "iris"}, "partition": {"name": "iid", "clients": 3},
-        "model": {"name": "mlp", "hidden": [4]}, "algorithm": {"name": "fedavg", "lr": 0.1},
-        "resources": {"executor": "local"},
-    }  # fmt: skip
-    runs = ["algorithm=fedavg", "algorithm=fedavg algorithm.local_epochs=2"]
-    setting = {"config": "toy.yaml", "about": "Iris", "seeds": 2, "runs": runs}
-    claim = {
-        "paper": "fedsol", "claim": "One epoch is better.", "setting": "toy", "metric": "test/acc",
-        "better": {"run": "fedavg"}, "worse": {"run": "fedavg algorithm.local_epochs=2"},
-    }  # fmt: skip
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(config))
-    (tmp_path / "claims.yaml").write_text(yaml.safe_dump({"settings": {"toy": setting}, "claims": [claim]}))
-    (tmp_path / "fedsol").mkdir()
-    (tmp_path / "fedsol" / "_common.yaml").touch()  # what makes a folder the configurations
-    return [
-        "papers",
-        "evidence",
-        "--claims",
-        "claims.yaml",
-        "--configs",
-        ".",
-        "--table",
-        "t.parquet",
-        "--page",
-        "page.md",
-    ]
-
-
-@pytest.mark.parametrize("name", [*OF_EVIDENCE, *OF_COLLECT])
-def test_killed_evidence_continues_to_the_same_table_and_page(tmp_path: Path, evidence: list[str], name: str) -> None:
-    run, collect = ("--run", "runs"), ("--collect", "runs")
-    if name in OF_EVIDENCE:
-        assert command(tmp_path, *evidence, *run, moment=OF_EVIDENCE[name]).returncode == -signal.SIGKILL
-    done = command(tmp_path, *evidence, *run)
-    assert done.returncode == 0, done.stderr[-3000:]
-    if name in OF_COLLECT:
-        assert command(tmp_path, *evidence, *collect, moment=OF_COLLECT[name]).returncode == -signal.SIGKILL
-    assert command(tmp_path, *evidence, *collect).returncode == 0
-    page, picture = (tmp_path / "page.md").read_bytes(), (tmp_path / "page_toy.png").read_bytes()
-    assert not leftovers(tmp_path)
-    for each in ("page.md", "page_toy.png", "t.parquet"):
-        (tmp_path / each).unlink()
-    assert command(tmp_path, *evidence, *collect).returncode == 0
-    assert (tmp_path / "page.md").read_bytes() == page and (tmp_path / "page_toy.png").read_bytes() == picture
-    assert len(list((tmp_path / "runs").rglob("STATUS"))) == 4
 
 
 # limits -------------------------------------------------------------------------------------------
