@@ -153,7 +153,7 @@ READ_OLD = {
 }  # fmt: skip
 # without FedBABU, which trains no head, and `local`, which has no global one
 HEADS = [
-    name if name in ("fedavg", "scaffold", "feddyn", "fedavgm", "fedproj", "target", "fedprotip", "glfc")
+    name if name in ("fedavg", "scaffold", "feddyn", "fedavgm", "fedproj", "target", "fedprotip", "er")
     else pytest.param(name, marks=pytest.mark.slow)
     for name, row in TABLE.items() if row.head and name not in ("fedbabu", "local")
 ]  # fmt: skip
