@@ -6,9 +6,7 @@ and both values, and any other resume goes on.
 
 from __future__ import annotations
 
-import importlib
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,48 +175,9 @@ def test_data_and_modules_that_changed_are_refused(begun: Path, name: str, kind:
     assert len(resumed(begun).ended()) == 1
 
 
-def test_fingerprints_are_those_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of data that is edited, and a module of the user's that is edited: one name changes each."""
-    (tmp_path / "mine_of_test.py").write_text("import flray\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    root = tmp_path / "rows"
-    root.mkdir()
-    numbers = range(60)
-    rows = pandas.DataFrame({"a": [n % 7 for n in numbers], "b": [n % 3 for n in numbers], "label": [0, 1] * 30})
-
-    def write(table: pandas.DataFrame) -> None:
-        table.to_parquet(root / "train.parquet", index=False)
-
-    write(rows)
-
-    def prints() -> dict[str, Any]:
-        settings = {
-            **EXPERIMENT,
-            "data": {"source": "rows", "root": str(tmp_path)},
-            "imports": ["mine_of_test"],
-        }
-        sweep = iris_sweep(experiment=settings)
-        first = sweep.experiment(sweep.search_space.example())
-        data = build_data(first)
-        return _fingerprints(sweep, data, build_scenario(first, data[0], data[2]))
-
-    def changed(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
-        return {name for name in {*before, *now} if before.get(name) != now.get(name)}
-
-    whole = prints()
-    assert prints() == whole and "modules.mine_of_test" in whole
-    (tmp_path / "mine_of_test.py").write_text("import flray  # edited\n")
-    importlib.invalidate_caches()
-    assert changed(whole, prints()) == {"modules.mine_of_test"}
-    (tmp_path / "mine_of_test.py").write_text("import flray\n")
-    write(rows.assign(a=rows["a"] + 1))
-    assert "data" in changed(whole, prints()) and "modules.mine_of_test" not in changed(whole, prints())
-    sys.modules.pop("mine_of_test", None)
-
-
 @pytest.mark.filterwarnings("ignore:.*given whole")
 def test_fingerprints_are_those_of_every_value_of_a_list(tmp_path: Path) -> None:
-    """The second data, and the second partition. A record of before has none of them."""
+    """The second data, and the second partition; and modules. A record of before has none of a list's."""
     root = tmp_path / "rows"
     root.mkdir()
     pandas.DataFrame({"a": [n % 7 for n in range(60)], "label": [0, 1] * 30}).to_parquet(root / "train.parquet")
@@ -227,7 +186,7 @@ def test_fingerprints_are_those_of_every_value_of_a_list(tmp_path: Path) -> None
         "data": ["iris", {"source": "rows", "root": str(tmp_path)}],
         "partition": ["iid", {"name": "iid", "clients": 3}],
     }
-    sweep = iris_sweep(space=space)
+    sweep = iris_sweep(space=space, experiment={**EXPERIMENT, "imports": ["tests.contracts.networks"]})
     first = sweep.experiment(sweep.search_space.example())
 
     def prints() -> dict[str, Any]:
@@ -238,6 +197,7 @@ def test_fingerprints_are_those_of_every_value_of_a_list(tmp_path: Path) -> None
     (of_rows,) = [name for name in whole if name.startswith("data of data=")]
     (of_three,) = [name for name in whole if name.startswith("partition of partition=")]
     assert whole[of_rows] != whole["data"] and whole[of_three] != whole["partition"]
+    assert "modules.tests.contracts.networks" in whole
     pandas.DataFrame({"a": [n % 7 for n in range(60)], "label": [1, 0] * 30}).to_parquet(root / "train.parquet")
     now = prints()
     assert now[of_rows] != whole[of_rows] and now["data"] == whole["data"] and now[of_three] == whole[of_three]
