@@ -33,12 +33,11 @@ def labels_of(found: Scenario, task: int) -> set[int]:
     return set(load_dataset(IRIS).train.y[found.partitions[task].indices].tolist())
 
 
-def test_the_first_tasks_get_one_class_more():
-    assert [group.tolist() for group in TasksConfig(num_tasks=3, class_order="natural").groups(7, 0)] == [
-        [0, 1, 2],
-        [3, 4],
-        [5, 6],
-    ]
+def test_the_first_tasks_get_one_class_more_and_the_first_of_all_may_be_larger():
+    groups = TasksConfig(num_tasks=3, class_order="natural").groups(7, 0)
+    assert [group.tolist() for group in groups] == [[0, 1, 2], [3, 4], [5, 6]]
+    groups = TasksConfig(num_tasks=4, class_order="natural", first_task=5).groups(10, 0)
+    assert [group.tolist() for group in groups] == [[0, 1, 2, 3, 4], [5, 6], [7, 8], [9]]
 
 
 def test_the_class_order_is_drawn_from_the_runs_seed_or_written():
@@ -55,11 +54,6 @@ def test_pycils_class_order_has_a_name():
     assert groups[0].tolist() == sorted([68, 56, 78, 8, 23, 84, 90, 65, 74, 76])
     state = np.random.RandomState(1993)
     assert groups[9].tolist() == sorted(state.permutation(100)[90:].tolist())
-
-
-def test_the_first_task_may_be_larger():
-    groups = TasksConfig(num_tasks=4, class_order="natural", first_task=5).groups(10, 0)
-    assert [group.tolist() for group in groups] == [[0, 1, 2, 3, 4], [5, 6], [7, 8], [9]]
 
 
 @pytest.mark.parametrize(
