@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from flray.uplink import TopK, Uplink
 from flray.uplink.attack import SignFlip, attackers
 from flray.uplink.clip import Clip
 from flray.uplink.gaussian import Gaussian
+from flray.uplink.sign_flip import SignFlip
 from flray.uplink.travel import EncodedState, new_state, own_state, travelled
 from tests.contracts.table import experiment
 from tests.support.outcome import contents
@@ -285,6 +287,14 @@ def test_attackers_change_w_and_b_of_their_own_updates_alone(tmp_path):
             expected = expected + weight * (before + x).astype(np.float64)
         np.testing.assert_allclose(seen.pooled[round], expected, atol=2e-6)
     assert len(drawn) == 2
+
+
+def test_an_attack_turns_the_statistics_around_as_well():
+    start = Broadcast(torch.tensor([1.0, 2.0]), torch.tensor([4.0]))
+    trained = Update(torch.tensor([2.0, 0.0]), torch.tensor([5.0]))
+    ctx = SimpleNamespace(seed=0, client=0)
+    sent = travelled(ctx, FedAvg(), Uplink((SignFlip(clients=1.0),)), start, trained, None, {}, 3).update
+    assert sent.w.tolist() == [0.0, 4.0] and sent.b.tolist() == [3.0]
 
 
 def test_keys_of_before_are_refused_with_the_new_key():
