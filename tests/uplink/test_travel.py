@@ -22,7 +22,6 @@ from flray.uplink import TopK, Uplink
 from flray.uplink.attack import SignFlip, attackers
 from flray.uplink.clip import Clip
 from flray.uplink.gaussian import Gaussian
-from flray.uplink.sign_flip import SignFlip
 from flray.uplink.travel import EncodedState, new_state, own_state, travelled
 from tests.contracts.table import experiment
 from tests.support.outcome import contents
