@@ -8,19 +8,17 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from flray.config.experiment import Experiment
-from flray.core.protocol.clock import Position
 from flray.core.schema.errors import CheckpointError
 from flray.metrics.names import LAST
 from flray.rundir import checkpoint
 from flray.rundir.lock import FolderLock, holder
 from flray.rundir.parts import read_part
 from flray.rundir.reader import Run
-from flray.rundir.recorder import ParquetTable
+from flray.rundir.recorder import ParquetTable, position_of
 from flray.rundir.storage import TABLES
 from flray.running import play
 from flray.tuning.config import CUMULATIVE, RECENT
@@ -196,19 +194,19 @@ class TrialRun:
             lock.release()
 
     def _take(self, place: Path) -> None:
-        """Takes the copy's checkpoint, and its rows of rounds that the own tables lack; later rows go."""
+        """Takes the copy's checkpoint, and its rows after each own table's last; rows after the checkpoint go."""
         (source,) = place.glob("round-*")
-        done = checkpoint.rounds_done(source)
+        last = checkpoint.position(source)
         for name in sorted({*_tables(self.folder), *_tables(place)}):
             own = ParquetTable(self.folder / name)
-            own.truncate(Position(0, done, done, "round"))
-            mine = max(own.stored_rounds, default=-1)  # the initial model's test has `done` 0
+            own.truncate(last)
+            mine = max(own.orders, default=-1)  # the initial model's test has the order 0
             theirs = (
                 row for part in sorted((place / name).glob("part-*.parquet")) for row in read_part(part).to_pylist()
             )
-            for at, rows in itertools.groupby(theirs, key=itemgetter("done")):
-                if mine < at <= done:
-                    own.append(list(rows), at)
+            for at, rows in itertools.groupby(theirs, key=position_of):
+                if mine < at.order <= last.order:
+                    own.append(list(rows), at.done)
             own.flush()
         home = self.folder / "checkpoints"
         shutil.rmtree(home, ignore_errors=True)

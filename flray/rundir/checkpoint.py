@@ -89,8 +89,13 @@ def _phase(path: Path) -> Phase:
     return next(phase for phase in PHASES[::-1] if phase == "round" or path.name.endswith(phase.replace("_", "-")))
 
 
+def position(path: Path) -> Position:
+    """The position in a checkpoint folder's name, with 0 for task and round."""
+    return Position(0, 0, rounds_done(path), _phase(path))
+
+
 def order(path: Path) -> int:
-    return Position(0, 0, rounds_done(path), _phase(path)).order
+    return position(path).order
 
 
 def read(path: Path) -> Snapshot:

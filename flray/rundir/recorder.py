@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flray.core.protocol.clock import PHASES, Phase, Position
+from flray.core.protocol.clock import PHASES, Position
 from flray.core.schema.errors import AlgorithmError, CheckpointError, described, shown, warn
 from flray.files import atomic_write, clear_partial, quoted, regular, write_text, writing
 from flray.rundir.parts import RowsMissingWarning, lost_column, lost_rounds, missing_numbers, read_part, write_part
@@ -70,14 +70,16 @@ class ParquetTable:
     @property
     def stored_rounds(self) -> set[int]:
         """`done` of the rounds that have rows on disk."""
-        return {order // len(PHASES) for order in self._orders() if order % len(PHASES) == 0}
+        return {order // len(PHASES) for order in self.orders if order % len(PHASES) == 0}
 
     @property
     def ended(self) -> set[int]:
         """`done` of the tasks' ends that have rows on disk."""
-        return {order // len(PHASES) for order in self._orders() if order % len(PHASES) == PHASES.index("task_end")}
+        return {order // len(PHASES) for order in self.orders if order % len(PHASES) == PHASES.index("task_end")}
 
-    def _orders(self) -> set[int]:
+    @property
+    def orders(self) -> set[int]:
+        """`Position.order` of the rows on disk."""
         return set().union(*self._stored.values())
 
     def count(self) -> int:
@@ -139,9 +141,7 @@ class ParquetTable:
         tables = [self._conform(table) for table in (self._last, pa.table(columns)) if table is not None]
         together = pa.concat_tables(tables).combine_chunks()
         write_part(path, together)
-        moments: set[tuple[int, Phase]] = {(row["done"], row.get("phase") or "round") for row in self._new}
-        stored = self._stored.setdefault(path.name, set())
-        stored.update(Position(0, 0, done, phase).order for done, phase in moments)
+        self._stored.setdefault(path.name, set()).update(position_of(row).order for row in self._new)
         self._last, self._new = together, []
 
     def _path(self) -> Path:
@@ -431,6 +431,11 @@ def _wider(known: pa.DataType, new: pa.DataType) -> pa.DataType:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def position_of(row: Mapping[str, Any]) -> Position:
+    """When a row was written, with 0 for task and round; a row without `phase` is a round's."""
+    return Position(0, 0, row["done"], row.get("phase") or "round")
 
 
 def _orders(table: pa.Table) -> np.ndarray:

@@ -93,6 +93,35 @@ def test_the_mean_of_the_last_ten_tests_is_that_of_the_rounds_whoever_plays_them
     assert again[0] == reported[-1]
 
 
+def rows_of(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """What each row of the tables of a run is of."""
+    columns = ["done", "phase", "client", "set", "mode", "epochs"]
+    tables = {name: pandas.read_parquet(folder / name) for name in ("rounds", "clients", "tests", "tasks", "personal")}
+    return {name: sorted(map(tuple, t.reindex(columns=columns).astype(str).values)) for name, t in tables.items()}
+
+
+@pytest.mark.parametrize(("own", "ends"), [(3, False), (2, False), (2, True)])
+def test_a_run_that_goes_on_from_another_has_the_rows_of_each_tasks_end_once(
+    tmp_path: Path, own: int, ends: bool
+) -> None:
+    """A task has two rounds. The copy is of round 3, or of task 0's end by a process that was killed in round 3."""
+    asked = {"tasks": {"num_tasks": 2, "class_order": "natural"}, "rounds": 2, "resources.executor": "local"}
+    asked |= {"evaluate": {"finetune_epochs": [0, 1]}, "algorithm": "fot"}
+    whole, other, run = (begin(job(tmp_path / name, [(4, 1)], **asked))._run(0) for name in ("whole", "other", "own"))
+    whole.until(4)
+    other.until(3)
+    run.until(own)
+    if ends:
+        shutil.rmtree(tmp_path / "other" / "checkpoints" / "round-000003")
+    other.copy_to(tmp_path / "copy")
+    run.go_on_from(tmp_path / "copy")
+    run.recall(run.saved)
+    while not run.ended:
+        run.advance()
+    assert rows_of(tmp_path / "own") == rows_of(tmp_path / "whole")
+    assert run.value("comm/bytes") == whole.value("comm/bytes")
+
+
 @pytest.mark.parametrize("rounds", [6, 3])
 def test_what_another_command_does_while_the_trial_waits_is_not_done_again(tmp_path: Path, rounds: int) -> None:
     """Two commands run one grid: the other one holds the folder, and finishes the run or pauses it after 3 rounds."""
