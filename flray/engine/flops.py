@@ -1,23 +1,26 @@
 """FLOPs of clients' local steps: counted once for each kind of step, on extra steps whose results are discarded.
 
-The extra steps change no bit of the run. `CountFlops` counts matrix products, convolutions and attention
-in `Algorithm.step`; a multiplication and an addition are two FLOPs. This includes FedSOL's perturbation, FedProj's
-memory and a teacher. It counts no element-wise operation, no vector `[P]`, nothing before a client's first or after its
-last step, no exchange without local steps, no test, and nothing of the server half.
+The extra steps change no bit of the run. They are those of the largest client of the kind in the first exchange that
+has one: a step of another client with a smaller memory may cost less. `CountFlops` counts matrix products, convolutions
+and attention in `Algorithm.step`; a multiplication and an addition are two FLOPs. This includes FedSOL's perturbation,
+FedProj's memory and a teacher. It counts no element-wise operation, no vector `[P]`, nothing before a client's first or
+after its last step, no exchange without local steps, no test, and nothing of the server half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flray.core.messages import Message
+from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.generators import preserve_globals
 from flray.engine.client import Client
 from flray.engine.exchanges import Chunk
+from flray.files import checksum
 
 if TYPE_CHECKING:
     from flray.engine.exchanges import ExchangePlan
@@ -71,22 +74,24 @@ class StepFlops(NamedTuple):
     step: float
     example: float
 
-    def of(self, rows: Iterable[Mapping[str, Any]]) -> float:
-        return float(sum(self.step * row["num_steps"] + self.example * row["examples_read"] for row in rows))
+    def of(self, row: Mapping[str, Any]) -> float:
+        """FLOPs of the client with this row (`num_steps`, `examples_read`)."""
+        return float(self.step * row["num_steps"] + self.example * row["examples_read"])
 
 
-def step_kind(plan: ExchangePlan) -> tuple[Any, ...]:
-    """A key for local steps of equal cost: the exchange, the task, whether it is the task's first round, and the bytes
-    of each field of the broadcast (MFCL sends a teacher from the second task on)."""
-    clock, sizes = plan.clock, tuple(sorted(plan.down_bytes.items()))
-    return plan.exchange.name, clock.phase, clock.task, clock.round == 0, sizes, len(plan.shared)
+def step_kind(plan: ExchangePlan, algorithm: Algorithm, stored: bool) -> str:
+    """A key for local steps of equal cost: the exchange, the task, whether it is the task's first round, the bytes of
+    each field of the broadcast (MFCL sends a teacher from the second task on), the hyper-parameters, and whether the
+    client has a stored state (DER's memory)."""
+    clock, sizes = plan.clock, sorted(plan.down_bytes.items())
+    parts = (plan.exchange.name, clock.phase, clock.task, clock.round == 0, sizes, len(plan.shared), algorithm, stored)
+    return checksum(repr(parts).encode())
 
 
-def largest_client(chunks: Iterable[Chunk]) -> Chunk:
-    candidates = max(
-        ((chunk, i) for chunk in chunks for i in range(len(chunk.clients))), key=lambda at: len(at[0].samples(at[1]))
-    )
-    chunk, i = candidates
+def largest_client(chunks: Iterable[Chunk], among: Collection[int]) -> Chunk:
+    """A chunk of only the client with the most samples; `among`: ids of clients. Of equal ones the first by id."""
+    places = ((chunk, i) for chunk in chunks for i, client in enumerate(chunk.clients) if client in among)
+    chunk, i = max(places, key=lambda at: (len(at[0].samples(at[1])), -at[0].clients[at[1]]))
     shares, previous = chunk.shares.cut(i, i + 1), None if chunk.previous is None else chunk.previous.cut(i, i + 1)
     first, weights, listed = chunk.first + i, (chunk.weights[i],), chunk.listed and chunk.listed[i : i + 1]
     return chunk._replace(first=first, weights=weights, shares=shares, previous=previous, taken=None, listed=listed)
@@ -109,7 +114,8 @@ def count_step_flops(client: Client, chunk: Chunk, broadcast: Message, stored: M
 
 def _count_step(client: Client, chunk: Chunk, broadcast: Message, stored: Message, size: int) -> tuple[int, int]:
     """(FLOPs, samples) of the first step of a client that holds only the first `size` of its samples."""
-    algorithm, runtime, numbers = client.algorithm, client.runtime, np.asarray(chunk.samples(0)[:size])
+    runtime, numbers = client.runtime, np.asarray(chunk.samples(0)[:size])
+    algorithm = runtime.algorithm_at(chunk.clock)
     ctx = client.context(chunk.clock, chunk.clients[0], chunk.weights[0], numbers)
     data = runtime.client_data(ctx, numbers, None if chunk.previous is None else chunk.previous.of(0))
     with preserve_globals():

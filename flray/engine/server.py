@@ -98,6 +98,7 @@ class Server:
         self.holders: dict[str, np.ndarray] = {}
         self.versions: dict[int, Message] = {}  # by server step, of NumPy arrays, under `coordination: buffered`
         self._committed = Commit(START, self.state, self.memory, self.holders, self.uplink, self.versions)
+        self.flops: dict[str, StepFlops] = {}  # of a local step, by its kind
         self._finished: dict[Clock, ServerReport] = {}  # of the running transaction: what `finish` returned
         self._parts: dict[Clock, dict[str, np.ndarray]] = {}  # by transaction: the shared parts of its broadcasts
         self._spare: list[Any] = []  # tensors of the last round's sums, used again
@@ -187,8 +188,18 @@ class Server:
             return clients
         return [k for k in clients if not is_none(own_state(self.client_store.gather([k])[0]))]
 
-    def step_flops(self, exchange: Exchange, chunk: Chunk) -> StepFlops:
-        """FLOPs of a local step of the one client of `chunk`, in the state before the exchange. Changes nothing."""
+    def stored(self, clients: Sequence[int]) -> list[int]:
+        """Those of these clients that have a stored state."""
+        return [client for client in clients if client in self.client_store]
+
+    def step_flops(self, kind: str, exchange: Exchange, chunk: Chunk) -> StepFlops:
+        """FLOPs of a local step of this kind: those of the one client of `chunk` in the state before the exchange where
+        the kind was asked for first. A checkpoint has them: a resume does not count another client."""
+        if kind not in self.flops:
+            self.flops[kind] = self._count_step_flops(exchange, chunk)
+        return self.flops[kind]
+
+    def _count_step_flops(self, exchange: Exchange, chunk: Chunk) -> StepFlops:
         with self._errors_of(self.algorithm.step, chunk.clock):
             broadcast = exchange.broadcast(self.context(chunk.clock), self.state)
             broadcast = map_tensors(torch.clone, broadcast)  # a client may write into it
@@ -381,6 +392,8 @@ class Server:
         more: dict[str, Any] = {"uplink": to_numpy(uplink)} if uplink else {}
         if versions:
             more["versions"] = {str(number): down for number, down in versions.items()}
+        if self.flops:
+            more["flops"] = {kind: tuple(flops) for kind, flops in self.flops.items()}
         found = (leaf for _, leaf in leaves(memory) if isinstance(leaf, Tensor | np.ndarray))
         if any(is_array := tuple(isinstance(leaf, np.ndarray) for leaf in found)):  # a probe computes with NumPy
             more["arrays"] = is_array
@@ -403,6 +416,7 @@ class Server:
             self.uplink = to_torch(engine["uplink"], device)
             self.runtime.check_uplink(self.uplink)
         self.versions = {int(number): down for number, down in engine.get("versions", {}).items()}
+        self.flops = {kind: StepFlops(*flops) for kind, flops in engine.get("flops", {}).items()}
         self._commit(snapshot.position)
 
     def model(self) -> FinalModel:

@@ -47,6 +47,7 @@ from flray.engine.flops import StepFlops, largest_client, step_kind
 from flray.engine.prepare import stored_scenario
 from flray.engine.progress import Progress, line, stage
 from flray.engine.rounds import Executor, FinishedExchange, add_sent, orders
+from flray.engine.runtime import in_force
 from flray.engine.server import Server
 from flray.engine.summary import collapse_reason, final_tests, personal_columns, untrained_reason
 from flray.engine.tickets import NobodyComesError, ServerStep
@@ -123,7 +124,9 @@ class Simulation:
         self._process = os.getpid()
         self._resumable = False  # STATUS says `running`
         self._ended = ""  # STATUS of a run that had ended before a resume, which has no round to run
-        self._flops: dict[tuple[Any, ...], StepFlops] = {}  # of a local step, by its kind
+        self._flops: dict[str, StepFlops] = {}  # of a local step, by its kind
+        self._stored: tuple[Clock | None, set[int]] = None, set()  # an exchange, its clients that had a state before it
+        self._versions = experiment.versions
         self._participation = Participation(experiment, self.scenario, self._planned_work, self._stateful)
         self._rounds = experiment.rounds  # of a task; those that end in time, once `until` is planned
         self._foreseen: tuple[np.ndarray, list[Turn], int] | None = None  # of the next round, see `_participants`
@@ -216,6 +219,7 @@ class Simulation:
 
     def _start(self, attempt: int, progress: bool, resume: bool, before: Attempt | None) -> Attempt:
         """Start server and clients, and restore the run. `before`: the attempt whose server died, or None."""
+        self._flops, self._stored = {}, (None, set())  # the server has those of its checkpoint
         with stage("starting server and clients", progress):
             executor, self.experiment = self._launch()
         self._executor = executor
@@ -575,8 +579,9 @@ class Simulation:
             exchanged.add_to(row)
             if (step := self._participation.step(plan.clock)) is not None:
                 self._add_ages(exchanged, step, row)
-            if plan.exchange.client is None and exchanged.rows:
-                row["client_flops"] += self._flops[step_kind(plan)].of(exchanged.rows)
+            if plan.exchange.client is None:
+                kinds, stored = self._kinds(plan), self._stored[1]
+                row["client_flops"] += sum(self._flops[kinds[c["client"] in stored]].of(c) for c in exchanged.rows)
             client_rows += exchanged.rows
             self._record_probes(run, clock, exchanged.probe_rows)
             run.recorder.traced(exchanged.traces)
@@ -628,18 +633,35 @@ class Simulation:
             why = "no client has a state yet" if who == "stateful" else f"none of {len(clients)} clients holds a sample"
             warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning)
 
+    def _kinds(self, plan: ExchangePlan) -> dict[bool, str]:
+        """The kinds of local steps of an exchange, without and with a client's stored state."""
+        algorithm = in_force(self._versions, plan.clock)
+        return {stored: step_kind(plan, algorithm, stored) for stored in (False, True)}
+
     def _count_flops(self, run: Attempt, plan: ExchangePlan | None, cohort: np.ndarray | None) -> float:
-        """Count the FLOPs of a local step of this kind, once in each run or resume; returns the seconds of it."""
-        if plan is None or plan.exchange.client is not None or (kind := step_kind(plan)) in self._flops:
+        """Count the FLOPs of a local step of each kind that this exchange has, once in a run; returns the seconds of
+        it."""
+        began, stateful = time.perf_counter(), run.executor.facts["stateful"]
+        if plan is None or plan.exchange.client is not None:
             return 0.0
-        began, (_, turns, _) = time.perf_counter(), self._participants(run, plan, cohort)
-        if turns and turns[0].chunks:
+        kinds = self._kinds(plan)
+        if self._stored[0] == plan.clock if stateful else kinds[False] in self._flops:
+            return 0.0
+        chunks = [chunk for turn in self._participants(run, plan, cohort)[1] for chunk in turn.chunks]
+        clients = [client for chunk in chunks for client in chunk.clients]
+        stored = set(run.executor.call(Server.stored, clients) if stateful else ())
+        self._stored = plan.clock, stored
+        for has, kind in kinds.items():
+            among = stored if has else set(clients) - stored
+            if not among or kind in self._flops:
+                continue
             try:
-                self._flops[kind] = run.executor.call(Server.step_flops, plan.exchange, largest_client(turns[0].chunks))
+                largest = largest_client(chunks, among)
+                self._flops[kind] = run.executor.call(Server.step_flops, kind, plan.exchange, largest)
             except AlgorithmError as error:  # the run itself may succeed
                 self._flops[kind] = StepFlops(math.nan, math.nan)
                 why = str(error).partition("\n")[0]
-                warn(f"client_flops of {turns[0].clock} are not counted: {why}")
+                warn(f"client_flops of {plan.clock} are not counted: {why}")
         return time.perf_counter() - began
 
     def _record_probes(self, run: Attempt, clock: Clock, rows: Sequence[tuple[str, Row]]) -> None:

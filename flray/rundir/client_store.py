@@ -42,6 +42,9 @@ class ClientStore(ABC):
         `stamp`: the `Position.order` of the states.
         """
 
+    def __contains__(self, client: int) -> bool:
+        return client in self._index
+
     def clients(self) -> list[int]:
         """Ids of the clients that have a state, ascending."""
         return sorted(self._index)

@@ -17,6 +17,7 @@ from flray.contracts.played import Local
 from flray.core.messages import to_torch
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts
+from flray.engine.exchanges import Chunk
 from flray.engine.flops import largest_client
 from tests.contracts.table import experiment
 
@@ -34,11 +35,15 @@ def exchange_after(name: str, rounds: int, folder: Path) -> tuple[Local, Any, co
     return simulated, plan.exchange, turn
 
 
+def largest(turn: cohorts.Turn) -> Chunk:
+    return largest_client(turn.chunks, turn.cohort.client_ids.tolist())
+
+
 def test_of_an_mlp_by_hand(tmp_path: Path) -> None:
     """d -> h -> C with n samples: two products of 2 n (d h + h C) FLOPs for outputs and weights, and one of 2 n h C for
     the hidden layer's gradient; the inputs need none."""
     simulated, exchange, turn = exchange_after("fedavg", 0, tmp_path)
-    found = simulated.server.step_flops(exchange, largest_client(turn.chunks))
+    found = simulated.server.step_flops("any", exchange, largest(turn))
     layers = [p.shape for p in simulated.server.runtime.objective.module.parameters() if p.dim() == 2]
     inner = sum(out * into for out, into in layers[1:])
     assert found.step == 0
@@ -49,7 +54,7 @@ def test_of_an_mlp_by_hand(tmp_path: Path) -> None:
 def test_two_steps_tell_what_all_steps_of_all_clients_compute(name: str, rounds: int, tmp_path: Path) -> None:
     simulated, exchange, turn = exchange_after(name, rounds, tmp_path)
     before = torch.random.get_rng_state()
-    found, rows, counted = simulated.server.step_flops(exchange, largest_client(turn.chunks)), [], 0
+    found, rows, counted = simulated.server.step_flops("any", exchange, largest(turn)), [], 0
     assert torch.equal(torch.random.get_rng_state(), before)
     client, algorithm = simulated.executor.client, simulated.experiment.algorithm
     broadcast = exchange.broadcast(simulated.server.runtime.context(turn.clock), simulated.state)
@@ -64,7 +69,7 @@ def test_two_steps_tell_what_all_steps_of_all_clients_compute(name: str, rounds:
                 counted += counter.get_total_flops()
                 row = {"num_steps": row["num_steps"] + 1, "examples_read": row["examples_read"] + len(batch.y)}
             rows.append(row)
-    assert found.of(rows) == pytest.approx(counted, rel=1e-12)
+    assert sum(map(found.of, rows)) == pytest.approx(counted, rel=1e-12)
 
 
 def test_a_teacher_that_comes_in_a_later_round_is_counted_and_after_a_resume_as_well(tmp_path: Path) -> None:
@@ -78,6 +83,32 @@ def test_a_teacher_that_comes_in_a_later_round_is_counted_and_after_a_resume_as_
     assert resumed["client_flops"].tolist() == whole["client_flops"].tolist()
     each = (whole["client_flops"] / whole["client_steps"]).tolist()
     assert each[2] > 1.5 * each[1] and each[2] == pytest.approx(each[3], rel=0.3)
+
+
+def der(clients: dict[str, Any], memory_batch: int) -> Any:
+    """A run of DER with one client a round, whose reservoir has logits from its second round on."""
+    sections = {"partition": {"clients": 4, **clients}, "cohort": {"size": 1}, "resources": {"executor": "local"}}
+    return experiment("der", {"memory_batch": memory_batch, "beta": 0.0}, seed=1, rounds=6, **sections)
+
+
+def test_a_client_with_a_memory_adds_the_replay_of_its_steps_and_one_without_does_not(tmp_path: Path) -> None:
+    """A step of DER reads 4 samples of the reservoir too, once they have logits."""
+    run = flray.run(der({"name": "iid"}, 4), out=tmp_path)
+    clients, each = run.clients.sort_values("done"), run.rounds["client_flops"].to_numpy()
+    again = clients["client"].duplicated().to_numpy()
+    assert again.any() and not again[1]
+    samples = clients["examples_read"].to_numpy() + 4 * clients["num_steps"].to_numpy() * again
+    assert each.tolist() == (each[0] / samples[0] * samples).tolist()
+
+
+def test_a_stopped_run_counts_the_clients_that_it_would_have_counted(tmp_path: Path) -> None:
+    """A step of DER costs a client with fewer samples than `memory_batch` less."""
+    asked = der({"name": "dirichlet", "alpha": 0.3, "variant": "plain", "min_size": 6}, 50)
+    whole = flray.run(asked, out=tmp_path / "whole").rounds
+    flray.run(asked.model_copy(update={"rounds": 1}), out=tmp_path / "run")
+    for rounds in range(2, 7):
+        flray.resume(tmp_path / "run", f"rounds={rounds}")
+    assert flray.load(tmp_path / "run").rounds["client_flops"].tolist() == whole["client_flops"].tolist()
 
 
 @pytest.mark.slow
