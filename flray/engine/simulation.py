@@ -57,7 +57,7 @@ from flray.models.weight_files import weights_fingerprint
 from flray.rundir import checkpoint, progress_file, tested
 from flray.rundir.folder import RunFolder
 from flray.rundir.lock import FolderLostError
-from flray.rundir.parts import RowsMissingWarning
+from flray.rundir.parts import RowsMissingWarning, untested_rounds
 from flray.rundir.provenance import Origin, environment, write_environment
 from flray.rundir.reader import Run
 from flray.rundir.recorder import Recorder, write_status
@@ -382,11 +382,17 @@ class Simulation:
             yield show
 
     def _begin(self, run: Attempt) -> Iterable[tuple[Clock, Clock | None]]:
-        """Test the initial model, the first point of learning curves; (each transaction from the attempt's position on,
-        the next one if it is a round, which the server may plan ahead)."""
-        evaluate = self.experiment.evaluate.every and self.experiment.algorithm.global_model
-        if run.position == START and evaluate and 0 not in run.recorder.tests.stored_rounds:
+        """Test the initial model, the first point of learning curves, and the model of a run that a resume ends where it
+        stands; (each transaction from the attempt's position on, the next one if it is a round, which the server may
+        plan ahead)."""
+        at, tests = run.position, self.experiment.algorithm.global_model
+        if at == START and tests and self.experiment.evaluate.every and 0 not in run.recorder.tests.stored_rounds:
             self._record_test(run, run.executor.test(Clock(phase="task_begin")), START, {})
+        ended = tests and at.phase == "round" and at.round == self._rounds
+        if ended and at.done in untested_rounds(self.folder / "rounds") - run.recorder.tests.stored_rounds:
+            row: Row = {}
+            self._test(run, Clock(at.task, at.round - 1, done=at.done - 1), row)
+            run.recorder.change_last(at.done, row)
         clocks = self._clocks(run.position)
         rounds = [clock if clock.phase == "round" else None for clock in clocks[1:]]
         return itertools.zip_longest(clocks, rounds)

@@ -115,6 +115,11 @@ def _untested(table: pa.Table) -> list[bool]:
     return [all(value is None for value in values) for values in zip(*columns, strict=True)]
 
 
+def untested_rounds(folder: Path) -> set[int]:
+    """Rounds of the table `rounds` without a test of the global model; damaged files are skipped."""
+    return _rounds(folder, _untested)
+
+
 def _rounds(folder: Path, chosen: Callable[[pa.Table], list[bool]]) -> set[int]:
     """The chosen rounds of the table `rounds`; damaged files are skipped."""
     rounds: set[int] = set()

@@ -174,17 +174,17 @@ class ParquetTable:
             self._last = read_part(left[-1])
             self._hundred = max(max(self._stored[left[-1].name]) // len(PHASES) - 1, 0) // PART
 
-    def blank_last(self, done: int, columns: Iterable[str]) -> None:
-        """Remove the values in these columns of the last row, if it is that of the round `done`."""
+    def change_last(self, done: int, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Write these values into the last row, if it is that of the round `done`. Returns the row, or none."""
         table = self._last
         if table is None or table["done"][-1].as_py() != done:  # the row is lost
-            return
-        for name in set(columns).intersection(table.column_names):
-            kind = table.schema.field(name).type
-            values = pa.chunked_array([*table[name].slice(0, table.num_rows - 1).chunks, pa.nulls(1, kind)])
-            table = table.set_column(table.column_names.index(name), name, values)
-        self._last = table.combine_chunks()
-        write_part(self._path(), self._last)
+            return []
+        before = table.num_rows - 1
+        self._last, (row,) = table.slice(0, before), table.slice(before).to_pylist()
+        row.update({name: value for name, value in values.items() if value is not None or name in row})
+        self._new = rows = [row]
+        self.flush()
+        return rows
 
 
 class Curves:
@@ -321,9 +321,14 @@ class Recorder:
 
     def remove_last_test(self, done: int, columns: Iterable[str]) -> None:
         """Remove the test after the last round, `done`, and the values in the `columns` of its row."""
+        self.change_last(done, dict.fromkeys(columns))
         with _one_line(self.folder):
-            self.rounds.blank_last(done, columns)
             self.tests.truncate(Position(0, 0, done - 1, PHASES[-1]))
+
+    def change_last(self, done: int, values: Mapping[str, Any]) -> None:
+        """Write these values into the row of the last round, `done`. TensorBoard's curves end with it again."""
+        with _one_line(self.folder):
+            self._pending += [(done, row) for row in self.rounds.change_last(done, values)]
 
     def missing(self, position: Position, written: Sequence[str]) -> dict[str, str]:
         """The rounds (from 1) and tasks (from 0) up to `position` without rows, in words, by table of `written`."""

@@ -18,12 +18,17 @@ from flray.rundir.lock import NAME
 from flray.rundir.run_store import RunStore
 from flray.running import resume, simulate
 from tests.support import outcome, tasks
+from tests.support.events import events_of
 from tests.support.faults import interrupted
+from tests.support.stopped import continued
 
 
 def experiment():
     scaffold = {"name": "scaffold", "lr": 0.1, "local_epochs": 1, "batch_size": 16}
     return tasks.experiment(rounds=2, algorithm=scaffold, checkpoint={"every": 1})
+
+
+CENTRALIZED = {"name": "centralized", "lr": 0.1, "local_epochs": 1, "batch_size": 16}
 
 
 def contents(folder):
@@ -93,6 +98,36 @@ def test_a_finished_run_that_gets_more_rounds_is_one_that_had_them_from_the_begi
     assert extended.rounds.dropna(subset="test/acc")["done"].tolist() == rounds
     assert extended.rounds["time/evaluate_s"].notna().tolist() == extended.rounds["test/acc"].notna().tolist()
     assert extended.missing("tests") == extended.missing("rounds") == ""
+
+
+@pytest.mark.parametrize(
+    "changes", [{"evaluate": {"every": 0}}, {"evaluate": {"every": 3}}, {"algorithm": CENTRALIZED}]
+)
+def test_a_paused_run_that_gets_fewer_rounds_is_one_that_had_them_from_the_beginning(changes, tmp_path):
+    """It ends where it stands, with the test of its last round."""
+    changes = {"evaluate": {"every": 3}, **changes}
+    simulate(tasks.experiment(rounds=4, **changes), tmp_path / "straight")
+    ended = continued(tasks.experiment(rounds=9, **changes), tmp_path / "ended", 4, ["rounds=4"])
+    assert ended.status == "finished" and contents(ended) == contents(tmp_path / "straight")
+    assert ended.rounds["time/evaluate_s"].notna().tolist() == ended.rounds["test/acc"].notna().tolist()
+    simulate(tasks.experiment(rounds=7, **changes), tmp_path / "longer")
+    assert contents(resume(ended, rounds=7, progress=False)) == contents(tmp_path / "longer")
+
+
+def test_the_curves_have_the_last_test_where_it_is_and_not_where_it_was(tmp_path):
+    """A START of TensorBoard leaves out the points of earlier files from its step on."""
+
+    def tested(run):
+        points, files = set(), sorted((run.folder / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        for event in (event for path in files for event in events_of(path)):
+            if event.session_log.status:
+                points = {step for step in points if step < event.step}
+            points |= {event.step for value in event.summary.value if value.tag == "test/acc"}
+        return points
+
+    run = continued(tasks.experiment(rounds=9, evaluate={"every": 3}), tmp_path / "run", 4, ["rounds=4"])
+    assert tested(run) == {0, 3, 4}
+    assert tested(resume(run, rounds=7, progress=False)) == {0, 3, 6, 7}
 
 
 def test_a_change_of_every_that_is_accepted_takes_no_test_away(tmp_path):

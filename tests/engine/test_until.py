@@ -32,6 +32,9 @@ def test_the_run_is_that_of_the_rounds_in_time(tmp_path: Path, kind: str) -> Non
         pd.testing.assert_series_equal(found.rounds["time/virtual_s"], whole[:done])
     # a stopped run ends there too, and a later end continues it
     assert model(continued(found.experiment, tmp_path / "stopped", 1)) == model(found)
+    # an end where a run stands
+    here = continued(load_config({**SECTIONS, **KINDS[kind]})[0], tmp_path / "here", done, [f"until.virtual_s={end!r}"])
+    assert here.rounds["test/acc"].tolist()[-1] == given.rounds["test/acc"].tolist()[-1]
     later = flray.resume(tmp_path / "stopped", f"until.virtual_s={float(whole[5])!r}", progress=False)
     with pytest.raises(ConfigError, match=r"resume: until ends the run after 1 rounds, and .* has 6; raise it"):
         flray.resume(tmp_path / "stopped", f"until.virtual_s={float(whole[0])!r}", progress=False)

@@ -19,6 +19,7 @@ from flray.core.schema.errors import CheckpointError
 from flray.rundir import recorder
 from flray.rundir.parts import RowsMissingWarning
 from flray.rundir.recorder import ParquetTable, Recorder
+from tests.support.events import events_of
 from tests.support.leftovers import left_by_the_dead
 from tests.support.messages import facts
 
@@ -375,14 +376,3 @@ def test_curves_that_cannot_be_written_are_one_warning(tmp_path, monkeypatch, ha
     record.round({"done": 2, "task": 0, "round": 2, "test/acc": 0.5}, [])
     record.close()
     assert len(said) == 1 and len(Recorder(tmp_path).rounds.stored_rounds) == 2
-
-
-def events_of(path):
-    """The events of a file: each is its length (8 bytes), a checksum (4), the event, a checksum (4)."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    content, at = path.read_bytes(), 0
-    while at < len(content):
-        length = int.from_bytes(content[at : at + 8], "little")
-        yield Event.FromString(content[at + 12 : at + 12 + length])
-        at += 16 + length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ from flray.config.experiment import Experiment
 from flray.running import play
 
 
-def continued(experiment: Experiment, folder: Path, done: int, **options: Any) -> flray.Run:
-    """The run that is left after so many rounds, over all tasks, and resumed; `options` of `play`."""
+def continued(
+    experiment: Experiment, folder: Path, done: int, changes: Sequence[str] = (), **options: Any
+) -> flray.Run:
+    """The run that is left after so many rounds, over all tasks, and resumed with `changes`; `options` of `play`."""
     rows = play(experiment, folder, **options)
     while next(rows)["done"] < done:
         pass
     rows.close()
     assert flray.load(folder).status.startswith(f"paused after round {done}; continue with: flray resume")
-    return flray.resume(folder, progress=False)
+    return flray.resume(folder, *changes, progress=False)
 
 
 def model(of: flray.Run | Path) -> bytes:
