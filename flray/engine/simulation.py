@@ -382,7 +382,7 @@ class Simulation:
             yield show
 
     def _begin(self, run: Attempt) -> Iterable[tuple[Clock, Clock | None]]:
-        """Test the initial model, the first point of learning curves, and the model of a run that a resume ends where it
+        """Test the initial model, the first point of learning curves, and that of a run which a resume ends where it
         stands; (each transaction from the attempt's position on, the next one if it is a round, which the server may
         plan ahead)."""
         at, tests = run.position, self.experiment.algorithm.global_model

@@ -90,7 +90,8 @@ class RunStore:
         """Restore the newest good checkpoint after at most `at_most` rounds and after one of these phases.
 
         Returns its position, or None if there is no checkpoint. If this node has no good one, copies those of the
-        storage first. `mirrored=False`: the storage still has another run, which this one replaces.
+        storage first. `mirrored=False`: the storage still has another run, which this one replaces. A resume removes
+        later checkpoints after other phases: the task end of a run that goes on before it is none any more.
         """
         storage = self.storage if mirrored else None
         if storage is not None and not checkpoint.checkpoints(self.folder):
@@ -115,6 +116,12 @@ class RunStore:
         except CheckpointError as error:
             path = self.folder / "checkpoints" / snapshot.position.name
             raise CheckpointError(f"{path}: {error}") from error
+        if not self._replay:
+            self.check_folder()
+            kept = checkpoint.checkpoints(self.folder, after=after)
+            for path in set(checkpoint.checkpoints(self.folder)).difference(kept):
+                if checkpoint.order(path) > snapshot.position.order:
+                    remove(path)
         return snapshot.position
 
     def save_model(self) -> str:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import flray
+from flray.core.messages import equal, to_numpy
 from flray.core.network.threads import threads
 from flray.engine.replay import Replay
 from tests.support.continual import LOCAL, SCENARIOS, config
@@ -137,6 +138,19 @@ def test_the_state_before_a_tasks_end_is_not_that_after_it(tmp_path: Path, name:
     assert [path.name for path in (run.folder / "checkpoints").glob("round-000002-*")]
     again = Replay(run.folder).goto(2)
     assert again.position == stored.position and torch.equal(again.state.w, stored.state.w)
+
+
+def test_a_run_that_goes_on_after_its_end_keeps_no_state_of_that_end(tmp_path: Path) -> None:
+    kept = {"resources": LOCAL, "checkpoint": {"every": 0, "keep": 0}}
+    straight = flray.run(config("glfc", rounds=4, **kept), out=tmp_path / "straight", progress=False)
+    ended = flray.run(config("glfc", rounds=2, **kept), out=tmp_path / "ended", progress=False)
+    assert (ended.folder / "checkpoints" / "round-000002-task-end").is_dir()
+    longer = flray.resume(ended, rounds=4, progress=False)
+    names = ["round-000002", "round-000004", "round-000004-task-end"]
+    assert sorted(path.name for path in (ended.folder / "checkpoints").iterdir()) == names
+    for done in (2, 3, 4):
+        found, expected = Replay(longer.folder).goto(done), Replay(straight.folder).goto(done)
+        assert equal(to_numpy(found.state), to_numpy(expected.state))
 
 
 def test_a_replays_clients_leave_the_generators_and_the_threads_of_their_reader_alone(run: flray.Run) -> None:
