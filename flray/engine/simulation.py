@@ -357,10 +357,13 @@ class Simulation:
             raise CheckpointError(f"{error}, and run: flray resume {quoted(self.home.shown)}") from error
 
     def _announce(self, run: Attempt) -> None:
-        """Write `running` to STATUS. From here on the folder contains a run, also after a failure."""
+        """Write `running` to STATUS. From here on the folder contains a run, also after a failure. The model of an end
+        that is none any more goes."""
         self._status(run, "running")
         self._resumable = True
         self.home.begin()  # an error before this line, such as a full disk, removes a new run
+        if any(clock.phase == "round" for clock in self._clocks(run.position)):
+            run.executor.call_store(RunStore.remove_model)
         self._mirror(run)
 
     def _status(self, run: Attempt, text: str) -> None:

@@ -133,6 +133,11 @@ class RunStore:
             save_weights(model.tensors, partial, model.frozen, model.sources)
         return str(path)
 
+    def remove_model(self) -> None:
+        """Remove the final model."""
+        self.check_folder()
+        (self.folder / "model.safetensors").unlink(missing_ok=True)
+
     # the folder's name --------------------------------------------------------------------------
     def folder_renamed(self, folder: Path) -> None:
         """The run has replaced the one in `folder`. A node with its own disk moves the server's files there."""

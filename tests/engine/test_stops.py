@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray.core.schema.errors import ResourceError, ServerLostError
+from flray.core.schema.errors import CheckpointError, ResourceError, ServerLostError
 from flray.engine.local_executor import LocalExecutor
 from flray.engine.simulation import Simulation
 from flray.rundir import checkpoint
 from flray.rundir.folder import STARTED, RunFolder
 from flray.rundir.lock import NAME
 from flray.rundir.run_store import RunStore
-from flray.running import resume, simulate
+from flray.running import play, resume, simulate
 from tests.support import outcome, tasks
 from tests.support.events import events_of
 from tests.support.faults import interrupted
@@ -112,6 +112,26 @@ def test_a_paused_run_that_gets_fewer_rounds_is_one_that_had_them_from_the_begin
     assert ended.rounds["time/evaluate_s"].notna().tolist() == ended.rounds["test/acc"].notna().tolist()
     simulate(tasks.experiment(rounds=7, **changes), tmp_path / "longer")
     assert contents(resume(ended, rounds=7, progress=False)) == contents(tmp_path / "longer")
+
+
+def test_a_model_is_that_of_the_end_or_there_is_none(tmp_path):
+    """Of a run that had ended and goes on, here and in its storage."""
+    stored = {"storage": f"file://{tmp_path}/there"}
+    here, there = tmp_path / "run" / "model.safetensors", tmp_path / "there" / "run" / "model.safetensors"
+    simulate(tasks.experiment(rounds=2, **stored), tmp_path / "run")
+    first = here.read_bytes()
+    resume(tmp_path / "run", progress=False)
+    assert here.read_bytes() == there.read_bytes() == first
+    rows = play(tasks.experiment(rounds=4, **stored), tmp_path / "run", resume=True)
+    next(rows)
+    assert not here.exists() and not there.exists()
+    rows.close()
+    assert not here.exists() and not there.exists()
+    with pytest.raises(CheckpointError, match="has no checkpoint; a run in a storage is downloaded with"):
+        flray.load(f"file://{tmp_path}/there/run").weights()
+    resume(tmp_path / "run", progress=False)
+    simulate(tasks.experiment(rounds=4), tmp_path / "straight")
+    assert here.read_bytes() == there.read_bytes() == (tmp_path / "straight" / "model.safetensors").read_bytes()
 
 
 def test_the_curves_have_the_last_test_where_it_is_and_not_where_it_was(tmp_path):
