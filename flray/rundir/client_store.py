@@ -18,7 +18,7 @@ import numpy as np
 from flray.core.messages import is_none, map_tensors
 from flray.core.messages.packed import Packed
 from flray.core.schema.errors import CheckpointError
-from flray.files import atomic_write, file_checksum, quoted, writing
+from flray.files import atomic_write, file_checksum, quoted, remove, writing
 
 INDEX = "index"  # the key that the data of files has, and that of memory has not
 READ_THREADS = 8  # that read client states at a resume
@@ -193,6 +193,8 @@ class FileStore(ClientStore):
 
     def load(self, saved: Packed) -> None:
         self._damage, self._left, self._changed = None, None, set()
+        for folder in () if self.scratch is None else self.scratch.glob("*"):  # of other rounds, or of other bits
+            remove(folder)
         self._saved = _Arrays.read(saved)
         self._index = dict(_indexed_files(saved))
 

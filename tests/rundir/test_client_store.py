@@ -181,3 +181,16 @@ def test_any_message_is_a_state_but_none_and_the_empty_tuple(make):
     again.load(store.save())
     for found in (store.gather(range(4)), again.gather(range(4))):
         assert all(equal(a, b) for a, b in zip(found, states, strict=True))
+
+
+def test_a_replay_reads_the_files_of_the_checkpoint_that_it_goes_to_and_not_its_own(tmp_path):
+    """Its own states of the same round have other bits, where the code, the data or the machine has changed."""
+    run, replay = FileStore(tmp_path / "run"), FileStore(tmp_path / "run", tmp_path / "scratch")
+    run.scatter([4, 2], [state(4), state(2)], 3)
+    replay.scatter([4, 7], [state(9), state(7)], 3)
+    assert replay.gather([4])[0].rounds == 9
+    replay.load(run.save())
+    found = [s and s.rounds for s in replay.gather([4, 2, 7])]
+    assert found == [4, 2, None] and run.gather([4])[0].rounds == 4
+    replay.scatter([2], [state(5)], 4)
+    assert replay.gather([2])[0].rounds == 5 and not list((tmp_path / "run").glob("*/*.r000004*"))
