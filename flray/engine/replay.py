@@ -64,6 +64,7 @@ class Replay:
         computed = run.environment["fingerprints"].get("client_arithmetic", here)
         if computed != here:
             warn(f"{folder}: the run computed with {computed}, this replay with {here}: its bits differ")
+        self._changes = [entry for entry in run.environment.get("accepted", ()) if entry.get("done")]
         self.position = START
         self._participation = Participation(
             self.experiment,
@@ -117,6 +118,7 @@ class Replay:
         and `ConfigError` if the client `only` is not in the cohort.
         """
         clock = self.next_round()
+        self._say_changes()
         while next(self._schedule()).phase != "round":
             self._step()  # the end of a task and the beginning of the next one come before its first round
         members = self._participation.delivering(clock)
@@ -200,7 +202,16 @@ class Replay:
     def _turns(self, plan: ExchangePlan, cohort: np.ndarray | None) -> list[Turn]:
         return self._participation.turns(plan, cohort, self.executor.num_chunks)[1]
 
+    def _say_changes(self) -> None:
+        """Warn of each change that a resume accepted after the next round, which the run has computed without it."""
+        later = [entry for entry in self._changes if entry["done"] > self.round]
+        self._changes = [entry for entry in self._changes if entry not in later]
+        for entry in later:
+            was = f"{entry['what']} was {entry['was']} up to round {entry['done']} and is {entry['is']} since"
+            warn(f"{self.folder}: {was}, also in this replay of earlier rounds; it and what follows from it may differ")
+
     def _step(self) -> None:
+        self._say_changes()
         clock = next(self._schedule())
         cohort = self._participation.delivering(clock) if clock.phase == "round" else None
         for _ in transact(self.executor, clock, lambda plan: self._turns(plan, cohort)):

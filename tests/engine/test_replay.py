@@ -6,6 +6,7 @@ import importlib
 import random
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,11 @@ import pytest
 import torch
 
 import flray
+from flray.config.loader import load_config
 from flray.core.messages import equal, to_numpy
 from flray.core.network.threads import threads
 from flray.engine.replay import Replay
+from flray.running import play
 from tests.support.continual import LOCAL, SCENARIOS, config
 from tests.support.tasks import BASE
 
@@ -138,6 +141,31 @@ def test_the_state_before_a_tasks_end_is_not_that_after_it(tmp_path: Path, name:
     assert [path.name for path in (run.folder / "checkpoints").glob("round-000002-*")]
     again = Replay(run.folder).goto(2)
     assert again.position == stored.position and torch.equal(again.state.w, stored.state.w)
+
+
+def test_a_replay_of_rounds_before_an_accepted_change_says_so(tmp_path: Path) -> None:
+    """It computes with the later value from where it begins to compute, and not with a state that is kept."""
+    rows = play(load_config({**CONFIG, "rounds": 3, "checkpoint": {"every": 2, "keep": 0}})[0], tmp_path)
+    assert next(rows)["done"] == 1
+    rows.close()
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace("lr: 0.1", "lr: 0.5"))
+    run = flray.resume(tmp_path, accept=["algorithm.lr"], progress=False)
+    losses = [rows.set_index("client")["train/loss"].to_dict() for _, rows in run.clients.groupby("done")]
+
+    def replayed(done: int) -> bool:
+        rows = Replay(tmp_path).goto(done).clients()
+        return {client: row["train/loss"] for client, _, row in rows} == losses[done]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert replayed(1) and replayed(2)
+    said = "algorithm.lr was 0.1 up to round 1 and is 0.5 since, also in this replay of earlier rounds"
+    with pytest.warns(UserWarning, match=said):
+        assert not replayed(0)
+    shutil.rmtree(tmp_path / "checkpoints" / "round-000001")
+    with pytest.warns(UserWarning, match=said):
+        assert not replayed(1)
 
 
 def test_a_run_that_goes_on_after_its_end_keeps_no_state_of_that_end(tmp_path: Path) -> None:
