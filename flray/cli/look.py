@@ -198,16 +198,17 @@ def replay(
     from flray.rundir.reader import load_federated
 
     def check() -> None:
-        experiment = load_federated(folder).experiment
-        if round is not None and not 1 <= round <= experiment.total_rounds:
-            raise ConfigError(f"--round {round}: the run has rounds 1 to {experiment.total_rounds}")
+        run = load_federated(folder)
+        last = run.task_rounds * run.experiment.num_tasks
+        if round is not None and not 1 <= round <= last:
+            raise ConfigError(f"--round {round}: the run has rounds 1 to {last}")
 
     check_declared(check)
     from flray.engine.replay import Replay, at_failure
 
     check()
     again = Replay(folder)
-    at = min(at_failure(folder), again.experiment.total_rounds - 1) if round is None else round - 1
+    at = min(at_failure(folder), again.last_round - 1) if round is None else round - 1
     rows = [{"client": number, "round": at + 1, **row} for number, _, row in again.goto(at).clients(only=client)]
     write_rows(rows, f"client {client}, round {at + 1}", format)
 

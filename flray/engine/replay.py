@@ -49,7 +49,7 @@ class Replay:
     def __init__(self, folder: str | Path, device: torch.device | str | None = None) -> None:
         """`device`: where it computes; None: on a GPU if the run did and this machine has one, else on the CPU."""
         run = load_federated(folder)
-        self.folder, self.experiment, self._run = run.folder, run.experiment, run
+        self.folder, self.experiment, self._run, self._rounds = run.folder, run.experiment, run, run.task_rounds
         facts = run.environment["actors"]
         # for the replay's client states; it writes nothing into the run folder
         self._scratch = tempfile.TemporaryDirectory(prefix="flray-replay-")
@@ -83,15 +83,19 @@ class Replay:
         """Rounds done, over all tasks."""
         return self.position.done
 
+    @property
+    def last_round(self) -> int:
+        """The rounds of the run, over all tasks."""
+        return self._rounds * len(self.scenario.stages)
+
     @as_in_a_run
     def goto(self, round: int) -> Replay:
         """Go to the state after `round` rounds (over all tasks), from the nearest earlier checkpoint.
 
         Raises `CheckpointError` if its tensors would be read under other names than the run's.
         """
-        last = self.experiment.rounds * len(self.scenario.stages)
-        if round < 0 or round > last:
-            raise ConfigError(f"the state after {round} rounds: the run has {last}")
+        if round < 0 or round > self.last_round:
+            raise ConfigError(f"the state after {round} rounds: the run has {self.last_round}")
         if checkpoint.checkpoints(self.folder, at_most=round):
             check_names(self._run, self.runtime)
         saved = self.executor.call_store(RunStore.load, at_most=round)
@@ -191,7 +195,7 @@ class Replay:
         return Clock(self.position.task, max(self.position.round - 1, 0), done=max(self.round - 1, 0))
 
     def _schedule(self) -> Iterator[Clock]:
-        return schedule(self.position, self.experiment.rounds, len(self.scenario.stages))
+        return schedule(self.position, self._rounds, len(self.scenario.stages))
 
     def deliveries(self, rounds: int) -> list[list[Delivery]]:
         """The work of clients on the virtual clock in the first rounds. Raises `ConfigError` for a run without it."""

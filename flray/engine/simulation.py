@@ -347,7 +347,7 @@ class Simulation:
     def _write_environment(self, run: Attempt) -> None:
         self.home.check()
         facts = {**run.facts, "repeated_work": run.executor.retries}
-        rows = {"rows": run.recorder.counts(), "missing_rows": run.missing_rows}
+        rows = {"rounds": self._rounds, "rows": run.recorder.counts(), "missing_rows": run.missing_rows}
         values = environment(actors=facts, reading=self.dataset.reading, **rows, **self.origin.record(self.experiment))
         try:
             write_environment(self.folder, values)

@@ -154,7 +154,7 @@ def _model(run: Run, round: int | None) -> tuple[Context, Tensor, Tensor]:
             raise ConfigError(f"{run.place} has no final model (it is {run.status}); ask for a round that it has done")
         scenario, runtime = runtime_of(run)
         last = len(scenario.stages) - 1
-        clock = Clock(last, run.experiment.rounds - 1, done=run.experiment.rounds * (last + 1) - 1)
+        clock = Clock(last, run.task_rounds - 1, done=run.task_rounds * (last + 1) - 1)
         w, b = runtime.objective.from_state_dict(read_weights(str(run.folder)))
     else:
         replay = Replay(run.folder).goto(round)

@@ -175,6 +175,12 @@ class Run:
             f"without it: flray resume {quoted(self.folder)} --accept environment"
         )
 
+    @property
+    def task_rounds(self) -> int:
+        """The rounds of each task; of a run that `until` ends, those that end in time."""
+        rounds: int = self.experiment.rounds
+        return rounds if self.experiment.until is None else self.environment.get("rounds", rounds)
+
     @Stored
     def rounds(self) -> pandas.DataFrame:
         """One row a round."""

@@ -11,8 +11,10 @@ import pytest
 import flray
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, FlrayError
+from flray.engine.replay import Replay
 from flray.tuning.ablate import run_grid
 from flray.tuning.sweep_file import load_sweep
+from tests.support.commands import invoke, succeeded
 from tests.support.stopped import continued, model
 from tests.support.timed import TIMED
 
@@ -30,6 +32,16 @@ def test_the_run_is_that_of_the_rounds_in_time(tmp_path: Path, kind: str) -> Non
         assert found.status == "finished" and model(found.folder) == model(given.folder)
         assert found.rounds["test/acc"].tolist()[-1] == given.rounds["test/acc"].tolist()[-1]
         pd.testing.assert_series_equal(found.rounds["time/virtual_s"], whole[:done])
+        # a replay knows no round after it
+        replay = Replay(found.folder).goto(done - 1)
+        client = int(replay.cohort()[0])
+        assert f"client {client}, round {done}\n" in succeeded("replay", found.folder, "--client", client).output
+        beyond = invoke("replay", found.folder, "--client", client, "--round", done + 1)
+        assert str(beyond.exception) == f"--round {done + 1}: the run has rounds 1 to {done}"
+        with pytest.raises(ConfigError, match=f"round {done + 1}: the run has rounds 1 to {done}"):
+            replay.goto(done).cohort()
+        with pytest.raises(ConfigError, match=f"the state after {done + 1} rounds: the run has {done}"):
+            replay.goto(done + 1)
     # a stopped run ends there too, and a later end continues it
     assert model(continued(found.experiment, tmp_path / "stopped", 1)) == model(found)
     # an end where a run stands
