@@ -305,7 +305,10 @@ class Simulation:
         if damaged:  # the server actor's own warning stays in a log file
             warn(f"{self.home.shown}/checkpoints: {', '.join(damaged)} damaged; going on after round {position.done}")
         status = Run(self.folder).status if wanted and before is None else ""
-        if status.startswith(("finished", "diverged")) and not any(c.phase == "round" for c in self._clocks(position)):
+        # not a divergence in a round or at a task's end, which comes again, or whose round a resume leaves out
+        if status.startswith(("finished", "diverged: ")) and not any(
+            c.phase == "round" for c in self._clocks(position)
+        ):
             self._ended = status
         if before is not None:
             before.recorder.close()

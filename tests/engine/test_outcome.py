@@ -42,6 +42,10 @@ def test_divergence_of_a_client_is_a_result(tmp_path):
     # going on repeats the round, and ends the same way
     again = flray.resume(run.folder)
     assert again.status == run.status and again.rounds["round"].tolist() == [1, 2, 3]
+    # and without it the run is one that had two rounds from the beginning
+    ended = flray.resume(run.folder, rounds=2)
+    assert ended.status == two.status == "finished" and ended.rounds["round"].tolist() == [1, 2]
+    assert ended.rounds["test/acc"].tolist() == two.rounds["test/acc"].tolist()
 
 
 def test_divergence_on_the_server_is_a_result(tmp_path):
