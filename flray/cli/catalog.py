@@ -211,8 +211,8 @@ def _table(kind: str) -> Any:
 
 
 def _summary(target: Any, kind: str) -> str:
-    # what one is stands at the top of its file, but several drifts or trackers share one
-    shared = kind in ("drifts", "trackers")
+    # what one is stands at the top of its file, but several drifts, trackers or attacks share one
+    shared = kind in ("drifts", "trackers") or getattr(target, "__module__", "") == "flray.uplink.attack"
     own = inspect.isclass(target) and issubclass(target, BaseModel) and not shared
     text = (_file_doc(target) if own else inspect.getdoc(target)) or ""
     return " ".join(text.strip().split("\n\n")[0].split())

@@ -413,10 +413,14 @@ class Experiment(Section):
 
     def _fits_centralized(self, changes: bool) -> None:
         """Raises `ConfigError` for what a run without clients does not read. `changes`: whether `schedule` has any."""
-        given = {"uplink": self.uplink, "schedule": changes, "profile": self.profile, "devices": self.devices}
+        if not self.algorithm.centralized:
+            return
+        if changes:
+            raise ConfigError("schedule: a centralized run has none; leave it out, or write algorithm.lr_decay")
+        given = {"uplink": self.uplink, "profile": self.profile, "devices": self.devices}
         given |= {"cohort.from": self.cohort.file, "data.batch_order": self.data.batch_order}
         for key, value in given.items():
-            if value and self.algorithm.centralized:
+            if value:
                 raise ConfigError(f"{key}: a centralized run has no clients; leave it out ({key}=null)")
 
     def _fits_rule(self) -> None:
@@ -433,8 +437,6 @@ class Experiment(Section):
     def _fits_clock(self) -> None:
         """Raises `ConfigError` for devices or a coordination that this run would not read, or not rightly."""
         name, waits = self.coordination.name, self.coordination.name != "synchronous"
-        if self.rule is not None and self.rule.mixes and self.coordination.size is None:
-            raise ConfigError("aggregation: fedasync needs coordination: {name: buffered, size: 1}; add it")
         if self.until is not None:
             if self.devices is None:
                 raise ConfigError("until: virtual_s needs devices; add e.g. devices: {speed: equal}")
@@ -444,12 +446,14 @@ class Experiment(Section):
             raise ConfigError(
                 "partition.slow_classes needs devices; add e.g. devices: {speed: {name: lognormal, sigma: 1}}"
             )
-        if self.devices is None:
-            if waits:
-                raise ConfigError(f"coordination: {name} needs devices; add e.g. devices: {{speed: equal}}")
-            return
-        if self.tasks is not None:
+        if self.devices is None and waits:
+            raise ConfigError(f"coordination: {name} needs devices; add e.g. devices: {{speed: equal}}")
+        if self.devices is not None and self.tasks is not None:
             raise ConfigError("devices: the virtual clock has no tasks; leave one of the two out (devices=none)")
+        if self.rule is not None and self.rule.mixes and self.coordination.size is None:
+            raise ConfigError("aggregation: fedasync needs coordination: {name: buffered, size: 1}; add it")
+        if self.devices is None:
+            return
         if waits and self.algorithm.training.order == "sequential":
             who = algorithm_name(self.algorithm)
             raise ConfigError(f"coordination: the clients of algorithm {who} work one after another; leave {name} out")

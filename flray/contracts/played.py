@@ -25,6 +25,7 @@ from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
 from flray.engine.this_process import elsewhere, in_compute_thread
 from flray.rundir.run_store import RunStore
+from flray.scenario.devices import Coordination
 
 Watch = Callable[..., Any]
 
@@ -130,7 +131,11 @@ class Local:
         runtime = Runtime(experiment, TaskSummary.of(self.scenario), device)
         self.server = Server(runtime, store.clients, store.progress)
         planned_work, stateful = self.server.planned_work, self.server.stateful
-        self.participation = Participation(experiment, self.scenario, planned_work, stateful)
+        # all updates of a round start from its model, whatever the coordination: the contracts compare whole rounds
+        synchronous = experiment
+        if experiment.coordination.size is not None:
+            synchronous = experiment.model_copy(update={"coordination": Coordination()})
+        self.participation = Participation(synchronous, self.scenario, planned_work, stateful)
         self.watch = watch or (lambda name, function, *arguments: function(*arguments))
         self.executor = Executor(self.server, store, self.watch)
         self.position = START

@@ -465,7 +465,7 @@ class Simulation:
             run.executor.meanwhile = functools.partial(self._plan_ahead, clock.done + 1)
             row = self._empty_row(clock, len(clients))
         else:
-            clients, row, missing = self._cohort(run, clock)
+            clients, row, missing = self._cohort(clock)
         unprofiled(self.experiment.profile, clock, clients)
         plan = run.executor.plan(clock)
         started += self._count_flops(run, plan, clients)  # before the round
@@ -481,13 +481,15 @@ class Simulation:
         row["time/round_s"] = time.perf_counter() - started
         return row, client_rows
 
-    def _cohort(self, run: Attempt, clock: Clock) -> tuple[np.ndarray, Row, int]:
+    def _cohort(self, clock: Clock) -> tuple[np.ndarray, Row, int]:
         """(the clients of a round that deliver, its row, the number of the drawn ones that do not)."""
         if self.scenario.devices is None:
             members = self.scenario.members(clock.task)
             sampled, clients = cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)
             row, dropped = self._empty_row(clock, len(sampled)), len(sampled) - len(clients)
         else:
+            # first, as the arrivals remember one round: that which is played
+            elapsed = self._participation.arrivals.elapsed(clock)
             found = self._participation.arrivals.of_round(clock)
             clients, dropped = found.clients, found.dropped
             if found.late and not len(clients):
@@ -495,7 +497,6 @@ class Simulation:
                 what = f"{clock}: no client delivers within coordination.seconds={seconds:g}; raise it"
                 warn(f"{what}, or devices.speed.flops_per_second", ExchangeWarning)
             row = self._empty_row(clock, found.sampled)
-            elapsed = self._participation.arrivals.elapsed(clock)
             row |= {"clients_late": found.late, "time/virtual_s": elapsed + found.seconds}
             if self.experiment.coordination.late == "partial":
                 row["clients_partial"] = len(found.taken)
@@ -626,7 +627,7 @@ class Simulation:
         if ahead is None or plan.kind is None or self.scenario.devices is not None:
             return None
         with contextlib.suppress(Exception):  # raised again when the round begins
-            found = self._participants(run, plan._replace(clock=ahead), self._cohort(run, ahead)[0])
+            found = self._participants(run, plan._replace(clock=ahead), self._cohort(ahead)[0])
             self._foreseen = found if found[1] else None
         return None if self._foreseen is None else self._foreseen[1][0]
 

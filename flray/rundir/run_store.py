@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -62,7 +63,19 @@ class RunStore:
             else MemoryStore()
         )
         self.progress = ProgressFile(lambda: self.folder) if scratch is None else None
-        self.server: Saveable  # set once it is built, with these clients and this progress
+        self._server: weakref.ref[Saveable]
+
+    @property
+    def server(self) -> Saveable:
+        """The server whose state is stored; set once it is built, with these clients and this progress. Held weakly: it
+        holds the clients and the progress, and an actor's next run must not keep the model of the last."""
+        server = self._server()
+        assert server is not None, "whoever has the store has the server"
+        return server
+
+    @server.setter
+    def server(self, server: Saveable) -> None:
+        self._server = weakref.ref(server)
 
     def check_folder(self) -> None:
         """Raises `FolderLostError` if the driver no longer has the lock."""

@@ -1,9 +1,5 @@
 """Attacks: a drawn share of the clients sends another update than the one that it trained, so that a defence can be
-judged. The draw is the same in all rounds. An attacker ignores the clipping listed before the attack.
-
-`sign_flip` is the attack of Li et al., AAAI 2019 (RSA); `scaled`, which outweighs the others in a mean, the model
-replacement of Bagdasaryan et al., AISTATS 2020.
-"""
+judged. The draw is the same in all rounds. An attacker ignores the clipping listed before the attack."""
 
 from __future__ import annotations
 
@@ -45,7 +41,10 @@ class Attack(Transform, frozen=True):
 
 
 class SignFlip(Attack, frozen=True):
-    """Attackers send w - (w_k - w) and b - (b_k - b): the broadcast minus their own differences to it."""
+    """Attackers send the opposite of their update (the sign-flipping attack of Li et al., AAAI 2019, RSA).
+
+    It is w - (w_k - w) and b - (b_k - b): the broadcast minus their own differences to it.
+    """
 
     @property
     def multiplier(self) -> float:
@@ -53,7 +52,11 @@ class SignFlip(Attack, frozen=True):
 
 
 class Scaled(Attack, frozen=True):
-    """Attackers send w + f (w_k - w) and b + f (b_k - b)."""
+    """Attackers scale their update up, so that it outweighs the others in a mean (model replacement, Bagdasaryan et
+    al., AISTATS 2020).
+
+    It is w + f (w_k - w) and b + f (b_k - b).
+    """
 
     factor: float = hp(10.0, linear=(-20.0, 20.0), doc="factor of the differences (f); negative: also their opposite")
 

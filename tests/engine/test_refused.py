@@ -38,6 +38,10 @@ model.dtype=float16                           | unknown value 'float16' in model
 proxy.shuffle=false                           | proxy.shuffle: it is for the clients' samples
 profile.rounds=[1,5]                          | profile.rounds: 5 is after the last round, 2
 profile.rounds=[1] algorithm=centralized      | profile: a centralized run
+'schedule=[{from_round: 2, algorithm: {lr: 0.1}}]' algorithm=centralized | schedule: | write algorithm.lr_decay
+cohort.form=c.csv                             | cohort.form: unknown key | did you mean 'from'
+algorithm.freeze=early                        | algorithm.freeze: unknown key; the engine freezes: write tasks.freeze
+algorithm.old_heads=true                      | unreached (the default; was trained) or old_heads (was frozen)
 until.virtual_s=1                             | until: virtual_s needs devices; add
 aggregation=fedasync                          | buffered | size: 1
 aggregation=fedasync coordination=buffered coordination.size=1 | coordination: buffered needs devices; add
@@ -57,6 +61,7 @@ coordination.staleness.name=constant coordination.staleness.a=1  | constant | a
 """
 SYNCHRONOUS = """
 aggregation=fedasync                             | buffered | size: 1
+aggregation=fedasync tasks.num_tasks=2           | devices: the virtual clock has no tasks
 coordination=buffered                            | size
 """
 AVAILABILITY = """

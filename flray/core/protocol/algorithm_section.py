@@ -61,9 +61,10 @@ class AlgorithmSection(MethodSection, frozen=True):
     """The section `algorithm`: the hyper-parameter of every algorithm, and what each declares of itself."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {  # freezing is the engine's
-        "freeze": "write tasks.freeze",
-        "frozen_bn_stats": "write tasks.frozen_bn_stats",
-        "old_heads": "write tasks.freeze: unreached (old heads are trained) or old_heads (they are frozen)",
+        "freeze": "the engine freezes: write tasks.freeze",
+        "frozen_bn_stats": "the engine freezes: write tasks.frozen_bn_stats",
+        "old_heads": "the engine freezes: write tasks.freeze, unreached (the default; was trained) or old_heads (was "
+        "frozen)",
     }
     keeps_exemplars: ClassVar[bool] = False  # samples of earlier stages, chosen from `ClientData.previous`
     # what of earlier tasks' samples is kept, where, and who sees it: a line beside the accuracy; "": nothing

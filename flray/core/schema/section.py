@@ -320,9 +320,11 @@ def _line(item: ErrorDetails, where: str, model: type[BaseModel]) -> str:
         owner = section_of(model, path[:-1])
         if new := getattr(owner, "renamed", {}).get(path[-1]):
             return f"{key}: this key has a new name; write {key.removesuffix(path[-1])}{new}"
-        if place := getattr(owner, "elsewhere", {}).get(path[-1]):
-            return f"{key}: unknown key; {place}"
-        return f"{key}: unknown key{nearest(path[-1], owner.model_fields) if owner else ''}"
+        for base in getattr(owner, "__mro__", ()):  # a class of a user's with an `elsewhere` keeps that of its base
+            if place := vars(base).get("elsewhere", {}).get(path[-1]):
+                return f"{key}: unknown key; {place}"
+        keys = [info.alias or name for name, info in owner.model_fields.items()] if owner else []
+        return f"{key}: unknown key{nearest(path[-1], keys) if owner else ''}"
     if item["type"] == "missing":
         return f"{key}: missing; add it to the configuration"
     if item["type"] == "model_type":

@@ -140,7 +140,9 @@ def pathmnist(config: DataConfig) -> Splits:
 def tissuemnist(config: DataConfig) -> Splits:
     """TissueMNIST (MedMNIST): 189,106 train and 47,280 test images of kidney cells, 28x28, grey, 8 classes.
 
-    Files and splits as :func:`pathmnist`. FedSOL's code also makes RGB of it: `channels: 3`.
+    Read from `root/tissuemnist.npz` or `root/medmnist/tissuemnist.npz`, as published, or from Parquet files in
+    `root/tissuemnist`. The archive's train and validation part together are the train split, as in FedSOL's code, which
+    also makes RGB of it: `channels: 3`. `download: true` needs the package medmnist.
     """
     return _medmnist(config)
 
