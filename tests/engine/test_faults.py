@@ -219,6 +219,14 @@ def flip(path):
     path.write_bytes(content)
 
 
+def test_the_driver_tells_of_a_damaged_last_checkpoint(tmp_path):
+    folder = interrupted_run(tmp_path / "run", algorithm="own")
+    flip(folder / "checkpoints" / "round-000003" / "server.safetensors")
+    with pytest.warns(UserWarning, match="/checkpoints: round-000003 damaged; going on after round 2"):
+        run = flray.resume(folder)
+    assert run.status == "finished" and run.rounds["round"].tolist() == [1, 2, 3, 4]
+
+
 def test_a_client_state_that_is_damaged_under_a_run_ends_it_and_resume_goes_back(tmp_path, finished, monkeypatch):
     """Between rounds 3 and 4 the states of round 3 rot; the checkpoint after round 2 does not count on them."""
     known = Simulation._round
