@@ -159,7 +159,8 @@ class CallsExecutor:
             payloads, reports = [payload for (payload,), _ in results], [reports for _, reports in results]
         due = self._is_due(now)
         arguments = (plan, to_numpy(turn.cohort), ahead, due, *payloads)
-        references = self.pool.start(ServerActor.finish, *arguments, returns=4, task=_task_name(plan.clock))
+        name = call_name(ServerActor.finish, _task_name(plan.clock))
+        references = self.pool.start(ServerActor.finish, *arguments, returns=4, name=name)
         next_broadcast, next_plan, published, answer = references
         self._sent_tests = {}
         if due and ahead:  # else another turn comes
@@ -273,7 +274,8 @@ class CallsExecutor:
 
     def _ask(self, method: Callable[..., Any], *args: Any, returns: int = 1) -> Any:
         """A reference to the result of a method of the server, or so many."""
-        return self.pool.start(ServerActor.call, method, args, {}, returns=returns)
+        name = f"ServerActor.{method.__name__}"  # in Ray's dashboard
+        return self.pool.start(ServerActor.call, method, args, {}, returns=returns, name=name)
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:
         return cast(T, self.pool.wait(self.pool.start(ServerActor.call, method, args, options)))

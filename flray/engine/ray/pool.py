@@ -243,15 +243,14 @@ class ActorPool:
         """The result of a server method. Raises `ServerLostError` if the actor died, or its own error."""
         return cast(T, self.wait(self.start(method, *args)))
 
-    def start(self, method: Callable[..., Any], *args: Any, returns: int = 1, task: str | None = None) -> Any:
+    def start(self, method: Callable[..., Any], *args: Any, returns: int = 1, name: str = "") -> Any:
         """A reference to the result (`returns` of them) of a server method; the server works its calls off in order.
 
-        `task` says in Ray's dashboard what the call is for, see :func:`call_name`. Raises as :meth:`look`: a call
+        `name`: of the call in Ray's dashboard, see :func:`call_name`; "": Ray's own. Raises as :meth:`look`: a call
         through a connection that the user has ended would start a new Ray.
         """
         self.look()
-        named = {} if task is None else {"name": call_name(method, task)}
-        return getattr(self.server, method.__name__).options(num_returns=returns, **named).remote(*args)
+        return getattr(self.server, method.__name__).options(num_returns=returns, name=name).remote(*args)
 
     def wait(self, ref: Ref) -> Any:
         """The result of a reference. Raises as :meth:`call`, and `ResourceError` if a process of Ray died."""

@@ -19,9 +19,10 @@ from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import DataError, ResourceError
 from flray.engine.ray import leases, pool as pools
 from flray.engine.ray.actors import ClientActor, FreshActorError
-from flray.engine.ray.calls import _task_name
+from flray.engine.ray.calls import CallsExecutor, _task_name
 from flray.engine.ray.leases import newest
 from flray.engine.replay import Replay
+from flray.engine.server import Server
 from flray.metrics.landscape import Landscape
 from flray.running import play
 from tests.support.runs import model, on_actors as config
@@ -149,3 +150,10 @@ def test_calls_of_100000_rounds_have_699_names():
     assert names[0] == "round 1" and names[499] == "round 500"
     assert names[500] == names[999] == "rounds 501-1000" and names[1000] == "rounds 1001-1500"
     assert _task_name(Clock(task=2, phase="task_end", done=17)) == str(Clock(task=2, phase="task_end", done=17))
+
+
+def test_a_call_of_the_server_has_the_name_of_its_method():
+    names = []
+    pool = SimpleNamespace(start=lambda *_, name, **options: names.append(name))
+    CallsExecutor._ask(SimpleNamespace(pool=pool), Server.states, [1])
+    assert names == ["ServerActor.states"]

@@ -32,7 +32,7 @@ from flray.engine.ray import Actor, Ref
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.placement import scheduling_strategies
-from flray.engine.ray.pool import CHECK_S, LOST, ActorPool, first_line
+from flray.engine.ray.pool import CHECK_S, LOST, ActorPool, call_name, first_line
 from flray.engine.runtime import Runtime
 
 FAILURES = 3  # of worker groups that Ray Train replaces, where there is room for the same number of workers
@@ -270,7 +270,7 @@ class TrainPool(ActorPool):
 
     def round(self, clock: Clock, last: bool) -> dict[str, Any]:
         """The row of a round. Raises `ServerLostError` where the trainer ended, a worker's own error."""
-        row = self.start(TrainServer.take, clock, task=f"round {clock.done + 1}")
+        row = self.start(TrainServer.take, clock, name=call_name(TrainServer.take, f"round {clock.done + 1}"))
         if self._fit is None:
             self._fit = self._task.remote(self._loop, self.workers, self.resources[0])
         self.look()
