@@ -146,7 +146,8 @@ class ClientActor:
         """
         if plan is None or (kind is not None and (plan.clock != run[0].clock or plan.kind != kind)):
             return None, []
-        parts = dict(zip(plan.shared, messages[2 * len(run) :], strict=False))  # a version's broadcast is whole
+        whole = run[0].version is not None  # a version's broadcast
+        parts = dict(zip(plan.shared, messages[2 * len(run) :], strict=not whole))
         broadcasts = [join(broadcast, parts) for broadcast in messages[: len(run)]]
         done = self.client.work_neighbours(run, plan.exchange, broadcasts, messages[len(run) : 2 * len(run)])
         return apart(*done) if combining else done

@@ -157,3 +157,9 @@ def test_a_call_of_the_server_has_the_name_of_its_method():
     pool = SimpleNamespace(start=lambda *_, name, **options: names.append(name))
     CallsExecutor._ask(SimpleNamespace(pool=pool), Server.states, [1])
     assert names == ["ServerActor.states"]
+
+
+def test_a_shared_part_that_is_not_sent_is_told_at_the_call():
+    plan, chunk = SimpleNamespace(shared=["hash"]), SimpleNamespace(version=None)
+    with pytest.raises(ValueError, match="shorter"):
+        ClientActor.work(None, [chunk], plan, None, False, 1.0, None)
