@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_FOLDERS = 20_000  # folders that are looked into for runs
 ARTIFACTS = ("mlartifacts", "mlruns")  # MLflow's copies of a run's files, config.yaml among them
+# by which a run or a sweep is known in a folder that cannot be listed
+RUN, SWEEP = ("STATUS", "config.yaml", "environment.json"), ("beginning.json", "study.journal", "sweep.yaml")
 FINAL = re.compile(r".+-\d{4,}-seed\d+")  # a sweep's name of a final run
 # the file or folder of a value that has another name
 FILES = {"experiment": "config.yaml", "environment": "environment.json", "partition_table": "partition"}
@@ -400,11 +403,11 @@ def runs_below(folder: str | Path) -> list[str | Path]:
 def _entries(folder: Path) -> tuple[object, set[str], dict[str, Path]]:
     """(what a folder is known by, the names of its files, its folders by name, but for a run that another replaced)."""
     try:
-        facts, content = folder.stat(), sorted(folder.iterdir())
-        folders = {path.name: path for path in content if path.is_dir() and not is_replaced(path)}
-        return (facts.st_dev, facts.st_ino), {path.name for path in content if path.is_file()}, folders
+        content = sorted(folder.iterdir())
     except OSError:  # another user's folder, or one that is being removed
-        return folder, set(), {}
+        content = [folder / name for name in (*RUN, *SWEEP, "final", "trials")]
+    folders = {path.name: path for path in content if os.path.isdir(path) and not is_replaced(path)}
+    return os.path.realpath(folder), {path.name for path in content if os.path.isfile(path)}, folders
 
 
 def load_federated(folder: str | Path) -> Run:

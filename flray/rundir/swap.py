@@ -69,7 +69,7 @@ def is_replaced(folder: Path) -> bool:
     """Whether another run has replaced the one in `folder`, and a kill prevented its removal."""
     match = HIDDEN.fullmatch(folder.name)
     target = folder.with_name(match[1] if match else folder.name.removesuffix(".new"))
-    return target != folder and target.exists() and (match is not None or role(folder, target) == "old")
+    return target != folder and os.path.exists(target) and (match is not None or role(folder, target) == "old")
 
 
 def swap(target: Path, staging: Path) -> Path:

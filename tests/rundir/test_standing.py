@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,23 @@ def test_links_that_lead_back_and_folders_of_others_are_passed_over(tmp_path: Pa
     (tmp_path / "a" / "up").symlink_to(tmp_path)
     (tmp_path / "closed").mkdir(mode=0)
     assert {os.path.realpath(path) for path in runs_below(tmp_path)} == {str(tmp_path / "a" / "run")}
+
+
+def test_a_run_of_another_user_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder or that of its sweep cannot be listed, or a link in it cannot be followed."""
+    runs = [folder(tmp_path / name, config(), [0.2]) for name in ("linked", "sweep/final/one", "unlisted")]
+    (tmp_path / "linked" / "data").symlink_to("x" * 300)
+    for name in ("STATUS", "sweep.yaml"):
+        (tmp_path / "sweep" / name).touch()
+    known = Path.iterdir
+
+    def iterdir(self: Path) -> Iterator[Path]:
+        if self.name in ("sweep", "unlisted"):
+            raise PermissionError
+        return known(self)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert runs_below(tmp_path) == runs and runs_below(runs[0]) == runs[:1]
 
 
 def test_a_link_to_a_run_or_to_a_folder_of_runs_is_no_second_one(tmp_path: Path) -> None:
