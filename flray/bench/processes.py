@@ -35,20 +35,20 @@ def costs(repeats: int) -> dict[str, tuple[float, str]]:
     plain: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(3 * repeats):
-        plain.append(_timed(("-c", PLAIN))[0])
+        plain.append(_timed("cli", ("-c", PLAIN))[0])
         for name, (arguments, code) in COMMANDS.items():
-            times[name].append(_timed(("-m", "flray", *arguments), code)[0])
+            times[name].append(_timed("cli", ("-m", "flray", *arguments), code)[0])
     base = min(plain)
     return {name: (min(each) / base, f"{min(each):.2f} s / {base:.2f} s") for name, each in times.items()}
 
 
-def _timed(arguments: Sequence[str], code: int = 0) -> tuple[float, str]:
+def _timed(bench: str, arguments: Sequence[str], code: int = 0) -> tuple[float, str]:
     """(seconds of a whole Python process that imports this flray, the last line that it printed)."""
     began = time.perf_counter()
     done = subprocess.run([sys.executable, *arguments], env=_environment(), capture_output=True, text=True)
     if done.returncode != code:
         what = " ".join(arguments) if arguments[0] == "-m" else "a process"
-        raise FlrayError(f"bench: {what} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        raise FlrayError(f"bench {bench}: {what} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
     return time.perf_counter() - began, (done.stdout.splitlines() or [""])[-1]
 
 
@@ -100,10 +100,10 @@ def quickstart(home: Path, repeats: int) -> tuple[float, str]:
     times: dict[str, list[float]] = {"flray": [], "bare": []}
     for _ in range(repeats):
         command = "run", QUICKSTART, "--out", str(home / "startup"), "--overwrite"
-        times["flray"].append(_timed(("-c", _COMMAND, *command))[0])
+        times["flray"].append(_timed("startup", ("-c", _COMMAND, *command))[0])
         clients = load(home / "startup").clients
         sizes = [each.tolist() for _, each in clients.groupby("round")["num_examples"]]
-        seconds, steps = _timed(("-c", _LOOP, json.dumps(sizes)))
+        seconds, steps = _timed("startup", ("-c", _LOOP, json.dumps(sizes)))
         times["bare"].append(seconds)
         if int(steps) != clients["num_steps"].sum():
             raise FlrayError(f"bench startup: flray took {clients['num_steps'].sum()} steps, the bare loop {steps}")
@@ -191,8 +191,8 @@ def sweep_ratio(home: Path, repeats: int, rounds: int | None) -> tuple[float, st
     times: dict[str, list[float]] = {"row": [], "sweep": []}
     for number in range(repeats):
         sweep = (_COMMAND, "sweep", str(config), "--out", str(home / f"sweep-{number}"))
-        times["row"].append(_timed(("-c", _IN_A_ROW, str(config), str(home / "row")))[0])
-        times["sweep"].append(_timed(("-c", *sweep))[0])
+        times["row"].append(_timed("row", ("-c", _IN_A_ROW, str(config), str(home / "row")))[0])
+        times["sweep"].append(_timed("sweep", ("-c", *sweep))[0])
     detail = "; ".join(f"{way}: " + ", ".join(f"{t:.1f}" for t in seconds) + " s" for way, seconds in times.items())
     return median(a / b for a, b in zip(times["sweep"], times["row"], strict=True)), detail
 

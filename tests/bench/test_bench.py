@@ -12,6 +12,7 @@ from flray import bench
 from flray.bench import BarePool, Way, Workload
 from flray.cli.look import BENCHES
 from flray.core.protocol.seeding import torch_seed
+from flray.core.schema.errors import FlrayError
 from flray.models import build_model
 from flray.rundir.reader import load
 from flray.running import simulate
@@ -82,6 +83,11 @@ def test_memory_of_this_process():
     """The driver alone is part of the whole, and what is not a mapped file is part of it too."""
     whole, unmapped, driver = bench.processes.pss(os.getpid())
     assert 0 < driver <= whole and unmapped <= whole
+
+
+def test_a_process_that_fails_names_its_benchmark():
+    with pytest.raises(FlrayError, match=r"^bench startup: a process ended with 3: why$"):
+        bench.processes._timed("startup", ("-c", "import sys; print('why', file=sys.stderr); sys.exit(3)"))
 
 
 def test_the_help_of_the_command_names_every_benchmark():
