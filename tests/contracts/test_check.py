@@ -158,3 +158,16 @@ def test_a_package_registers_what_its_modules_define(tmp_path: Path) -> None:
 def test_a_mistake_of_the_command_is_one_line(words: list[str], problem: str) -> None:
     refused = CliRunner().invoke(app, ["check", *words]).exception
     assert isinstance(refused, FlrayError) and problem in str(refused) and "\n" not in str(refused)
+
+
+@pytest.mark.parametrize(("text", "told"), [("first\nsecond", "PlainError: first"), ("", "PlainError: no message")])
+def test_an_error_that_is_not_flrays_is_told_by_its_first_line(text, told):
+    class PlainError(Exception):
+        pass
+
+    def work():
+        raise PlainError(text)
+
+    with pytest.raises(FlrayError) as caught:
+        checks.forked(work)
+    assert str(caught.value) == told
