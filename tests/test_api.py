@@ -160,6 +160,7 @@ BAD = {
     ),
     "a table for runs": (lambda runs: flray.compare(runs.table), "a DataFrame [6, "),
     "nothing for runs": (lambda runs: flray.figure("curves", None), "None"),
+    "a page of another form": (lambda runs: flray.report(runs, "a.htm"), "unknown report format 'htm'"),
     "a number for runs": (lambda runs: flray.report([runs[0], 3]), "no run and no folder"),
     "values that are equal": (lambda runs: flray.run(TOY, seed=[1, 1]), "1 is given twice"),
     "a sweep in two folders": (lambda runs: flray.sweep("runs/s", out="x", resume=True), "in its own folder"),
