@@ -70,9 +70,11 @@ class Beginning(NamedTuple):
     def check(self, sweep: Sweep, where: str) -> None:
         """Raises `CheckpointError` if `sweep` is another one; `where`: what holds this record."""
         if difference := self.difference(sweep):
+            back = "set it back, or give another --out"
+            if " is missing there" in difference:  # a key that nobody gave has the default of this version
+                back = "take it out, or, if another version of flray began it, start again with another --out"
             raise CheckpointError(
-                f"{where} holds another sweep: {difference}; set it back, or give another --out (a resume may change "
-                f"{MAY_CHANGE})"
+                f"{where} holds another sweep: {difference}; {back} (a resume may change {MAY_CHANGE})"
             )
 
     def check_fingerprints(self, fingerprints: Mapping[str, Any], folder: Path) -> None:

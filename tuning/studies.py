@@ -501,7 +501,7 @@ def join(study: Study, sweep: Sweep, began: Beginning, known: bool, place: str) 
     `CheckpointError` if the study is another sweep's."""
     record = recorded(study, wait=known and not study.get_trials(deepcopy=False))
     if record is None:
-        if known and study.get_trials(deepcopy=False):
+        if study.get_trials(deepcopy=False):
             raise CheckpointError(
                 f"study: {place} is not the one that this sweep began with: {study.study_name} has trials and no "
                 "record; bring the study back, or give another --out and another name"

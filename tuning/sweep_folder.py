@@ -45,7 +45,7 @@ def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
         if began is not None:
             began.check(sweep, str(folder))
         raise CheckpointError(
-            f"{folder} already holds this sweep; continue with: {to_resume_sweep(folder)}, or give another --out"
+            f"{folder} already holds a sweep; continue with: {to_resume_sweep(folder)}, or give another --out"
         )
     elif folder.exists() and (not folder.is_dir() or any(not item.name.startswith(LOCK) for item in folder.iterdir())):
         raise CheckpointError(f"{folder} is not empty and not a sweep folder; give another --out")

@@ -151,7 +151,7 @@ def test_what_does_not_decide_a_trial_may_change(begun: Path) -> None:
     stored = yaml.safe_load((begun / CONFIG).read_text())
     assert (stored["trials"], stored["experiment"]["checkpoint"]["every"]) == (9, 3)
     assert resumed(begun).next()[0] == "0001", "and again"
-    with pytest.raises(CheckpointError, match=facts("already holds this sweep", f"flray sweep {begun} --resume")):
+    with pytest.raises(CheckpointError, match=facts("already holds a sweep", f"flray sweep {begun} --resume")):
         start(load_sweep(begun / CONFIG), begun)
 
 
@@ -237,6 +237,17 @@ def test_the_folders_record_comes_back_from_the_study(begun: Path, content: byte
     assert read_beginning(begun) == record
 
 
+def test_trials_without_a_record_are_refused(begun: Path) -> None:
+    """Neither the folder nor the study has one, so nothing says that the seed was another one."""
+    (study,) = resumed(begun).groups.values()
+    study.set_user_attr(ATTRIBUTE, None)
+    (begun / NAME).unlink()
+    with pytest.raises(CheckpointError, match="has trials and no record"):
+        resumed(begun, "seed=5")
+    with pytest.raises(CheckpointError, match="already holds a sweep"):
+        start(iris_sweep(name="other"), begun)
+
+
 def test_a_study_of_another_sweep_is_refused(tmp_path: Path) -> None:
     """The journal of a sweep with five instead of six rounds lies in the folder, or one of the same configuration."""
     one_trial(start(iris_sweep(trials=4), tmp_path / "s"))
@@ -256,7 +267,13 @@ def test_another_version_of_flray_has_another_default(begun: Path) -> None:
     old = record._replace(flray="0.0.9", experiment=experiment)
     study.set_user_attr(ATTRIBUTE, old._asdict())
     beginning.write_beginning(begun, old)
-    with pytest.raises(CheckpointError, match=facts("experiment.cohort.dropout is 0.125 there, 0.0 here")):
+    with pytest.raises(CheckpointError, match=facts("experiment.cohort.dropout is 0.125 there, 0.0 here; set it")):
+        resumed(begun)
+    del experiment["cohort"]["dropout"]  # which came later
+    beginning.write_beginning(begun, old)
+    with pytest.raises(
+        CheckpointError, match="dropout is missing there, 0.0 here; take it out, or, if another version"
+    ):
         resumed(begun)
 
 

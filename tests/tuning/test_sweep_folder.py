@@ -70,7 +70,7 @@ def test_one_that_ended_while_its_lock_was_waited_for_is_not_written_over(
 
 def test_the_command_that_continues_a_sweep_can_be_pasted(tmp_path: Path) -> None:
     folder = begun(tmp_path / "my sweep")
-    with pytest.raises(CheckpointError, match="already holds this sweep") as refused:
+    with pytest.raises(CheckpointError, match="already holds a sweep") as refused:
         run_sweep(iris_sweep(trials=4), folder, progress=False)
     command = str(refused.value).partition("continue with: ")[2].partition(", or")[0]
     assert shlex.split(command) == ["flray", "sweep", str(folder), "--resume"]
