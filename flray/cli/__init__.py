@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
@@ -35,17 +36,20 @@ Verbose = Annotated[
 def verb(function: Callable[..., None]) -> Callable[..., None]:
     """The command of a function, with `-q` and `-v` besides its own options."""
     hints = get_type_hints(function, include_extras=True)
-    own = [each.replace(annotation=hints[name]) for name, each in inspect.signature(function).parameters.items()]
+    parameters = inspect.signature(function).parameters
+    own = [each.replace(annotation=hints[name]) for name, each in parameters.items() if name != "ctx"]
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-        for name, kind in (("quiet", Quiet), ("verbose", Verbose))
+        for name, kind in (("ctx", typer.Context), ("quiet", Quiet), ("verbose", Verbose))
     ]
 
     @functools.wraps(function)
-    def command(quiet: bool, verbose: bool, **options: Any) -> None:
+    def command(ctx: typer.Context, quiet: bool, verbose: bool, **options: Any) -> None:
         if quiet or verbose:
             set_level(quiet, verbose)
-        function(**options)
+        if ctx.obj:  # of a verb of before
+            LOGGER.info(ctx.obj)
+        function(**options, **({"ctx": ctx} if "ctx" in parameters else {}))
 
     signature: Any = inspect.Signature([*own, *more])
     command.__signature__ = signature  # type: ignore[attr-defined]
@@ -76,8 +80,9 @@ VERBS = {  # of the first page of help, in the order of a first hour
 MORE = ("check", "papers", "replay", "pretrain", "synthesize", "bench")
 
 
-# verbs of before: what is run instead, and its name
+# verbs of before: what is run instead, if anything, and its name
 BEFORE = {
+    "plan": ([], "flray doctor CONFIG --nodes 1,100"),
     "watch": (["show", "--follow"], "flray show RUN --follow"),
     "reproduce": (["papers", "reproduce"], "flray papers reproduce"),
     "evidence": (["papers", "evidence"], "flray papers evidence"),
@@ -88,13 +93,18 @@ class FirstPage(TyperGroup):
     """The command line with a help of one screen. A verb of before works, and a line names the new one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] == "plan":
-            raise FlrayError("flray plan is a table of flray doctor now: flray doctor CONFIG --nodes 1,100")
-        if args[0] in BEFORE:
-            words, name = BEFORE[args[0]]
-            LOGGER.info(f"note: flray {args[0]} is now {name}")
-            args = [*words, *args[1:]]
-        return super().resolve_command(ctx, args)
+        verb, *rest = args
+        words, name = BEFORE.get(verb, ([verb], ""))
+        if ctx.resilient_parsing:  # the shell asks how a line may go on
+            return super().resolve_command(ctx, [*(words or [verb]), *rest])
+        if not words:
+            raise FlrayError(f"flray {verb} is a table of flray doctor now: {name}")
+        if name:
+            ctx.obj = f"note: flray {verb} is now {name}"  # logged after -q, which may stand behind the verb
+        near = get_close_matches(verb, [*self.commands, *BEFORE], 1)
+        if near and near[0] in BEFORE and not name:
+            ctx.fail(f"No such command {verb!r}. Did you mean {BEFORE[near[0]][1]!r}?")
+        return super().resolve_command(ctx, [*words, *rest])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         rows = "".join(f"  {name:<9}{words}\n" for name, words in VERBS.items())

@@ -158,7 +158,9 @@ def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
             "COMP_WORDS": " ".join(["flray", *words]),
             "COMP_CWORD": str(len(words)),
         }
-        return invoke(env=asked, prog_name="flray").stdout.split()
+        answer = invoke(env=asked, prog_name="flray")
+        assert not answer.stderr
+        return answer.stdout.split()
 
     assert completed("run", "quickstart.yaml", "algorithm=fedpro") == [
         "algorithm=fedprox", "algorithm=fedproj", "algorithm=fedprotip"
@@ -176,6 +178,7 @@ def test_the_shell_completes_keys_of_the_file_and_names_of_algorithms(started):
     assert "evaluate.every=" in completed("run", "quickstart.yaml", "evaluate."), "a key that the file does not have"
     assert completed("run", "quickstart.yaml", "algorithm=fedsol", "algorithm.r") == ["algorithm.rho="]
     assert completed("run", "quickstart.yaml", "algorithm", "=", "fedsol", "algorithm.r") == ["algorithm.rho="]
+    assert completed("watch", "--qui") == ["--quiet"] and completed("plan", "--nod") == []
     for key in ("data", "proxy"):
         assert {f"{key}=iris", f"{key}=hf:"} <= {*completed("run", "quickstart.yaml", f"{key}=")}
     assert {"iris", "digits"} <= {*completed("run", "quickstart.yaml", "data", "=")}

@@ -214,6 +214,17 @@ def test_a_verb_of_before_does_what_it_did_and_names_the_new_one(words, new):
     )
 
 
+@pytest.mark.parametrize("words", ["-q watch nowhere/at/all", "watch -q nowhere/at/all", "-q reproduce none"])
+def test_quiet_silences_the_note_of_a_verb_of_before(words):
+    answer = invoke(*words.split())
+    assert answer.exit_code and "note:" not in answer.stderr
+
+
+def test_what_resembles_a_verb_of_before_names_the_new_one():
+    for word, new in (("watc", "flray show RUN --follow"), ("reproduc", "flray papers reproduce"), ("shwo", "show")):
+        assert f"No such command '{word}'. Did you mean '{new}'?" in invoke(word).stderr
+
+
 def test_a_name_with_colons_or_brackets_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     name = "hf:notes: [red]x[/red] :smile:"
     table = Table(title=escape(name), caption=escape(name))
