@@ -417,7 +417,8 @@ def _base(config: Path, overrides: str, algorithm: str, rule: str | None = None)
 
 def updated(old: pandas.DataFrame, new: pandas.DataFrame, present: Mapping[tuple[str, str], str]) -> pandas.DataFrame:
     """`new`, and the rows of `old` whose setting, run and seed it has not. A row of another configuration than the
-    `present` one is left out, with a warning; without a noted one, where its number of rounds is another."""
+    `present` one is left out, with a warning; without a noted or a present one, where its number of rounds is
+    another."""
     names = [*RUN]
     kept = old[~pandas.MultiIndex.from_frame(old[names]).isin(pandas.MultiIndex.from_frame(new[names]))]
     rounds: dict[Any, int] = {}
@@ -433,10 +434,10 @@ def updated(old: pandas.DataFrame, new: pandas.DataFrame, present: Mapping[tuple
 
 
 def _stale(row: Mapping[Any, Any], present: Mapping[tuple[str, str], str], rounds: Mapping[Any, int]) -> str:
-    """Why a row is of another configuration: the keys that differ, or without a noted one its rounds; "": it is not."""
+    """Why a row is of another configuration: the keys that differ, or without both its rounds; "": it is not."""
     place, was = (row["setting"], row["run"]), row.get(CONFIGURATION)
-    if isinstance(was, str):
-        return "; ".join(differing(was, present[place])) if place in present else ""
+    if isinstance(was, str) and place in present:
+        return "; ".join(differing(was, present[place]))
     other = row.get("status") == "finished" and rounds.get(place, row["done"]) != row["done"]
     return f"{row['done']} rounds" if other else ""
 

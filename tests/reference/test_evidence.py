@@ -623,9 +623,10 @@ def test_the_page_says_how_often_assumption_5_5_fails():
     assert "in 50.0 % of the steps; in the others in 25.0 %" in page
 
 
-def test_rows_of_another_number_of_rounds_are_left_out(caplog):
-    """The runs of a configuration that had other rounds."""
-    old, new = table(done=2), table().query("run == 'a' and seed == 0")
+@pytest.mark.parametrize("noted", [{}, {"configuration": '{"lr": 0.1}'}])
+def test_rows_of_another_number_of_rounds_are_left_out(caplog, noted):
+    """The runs of a configuration that had other rounds: none is noted, or it is in no grid."""
+    old, new = table(done=2, **noted), table().query("run == 'a' and seed == 0")
     found = updated(old, new, {})
     assert found[found["run"] == "a"]["done"].tolist() == [3] and len(found[found["run"] == "b"]) == 5
     assert caplog.text.count("left out: toy, a, seed") == 4
