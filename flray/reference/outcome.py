@@ -395,7 +395,7 @@ def table_of(judged: Sequence[Judged], scale: str, command: str) -> pandas.DataF
             for row in each.rows
         ]
         without = [(name, f"not run: {why}") for name, why in each.skipped]
-        without += [] if each.rows or without else [("-", each.why)]
+        without += [] if each.rows or without else [("-", "")]
         rows += [cell | dict.fromkeys(nothing, math.nan) | {"method": m, "n": 0, "note": note} for m, note in without]
     return pandas.DataFrame(rows)
 

@@ -102,6 +102,12 @@ def section(verdict, ours=61.0):
     return Judged(setting, "accuracy", rows, found, verdict, "because", "another scale", [])
 
 
+def test_the_reason_of_a_cell_without_methods_stands_once_on_the_page():
+    nothing = section(INCOMPLETE)._replace(rows=[], claims=[], why="no method was asked for")
+    text = outcome.markdown(table_of([nothing], "small", "again"))
+    assert text.count("no method was asked for") == 1 and "| - | - | - | 0 | - |" in text
+
+
 def test_a_page_keeps_the_other_sections_and_writes_its_own_again(tmp_path):
     page, other = tmp_path / "reproduced.md", chosen("fedproj/table1", ["CIFAR-10, beta 0.3"])[0]
     for judged in (section("stale"), section("kept")._replace(setting=other), section(HOLDS)):
