@@ -1,5 +1,6 @@
-"""The loss around a model: the largest eigenvalues of its Hessian, and its values on a plane along the two sharpest
-directions (FedSOL Figure 8) or two filter-normalised random ones."""
+"""Sharpness of the loss at the global model: the largest eigenvalues of its Hessian (FedSOL Figure 8).
+
+The loss on a plane through a model lies along its two sharpest directions or two filter-normalised random ones."""
 
 from __future__ import annotations
 
