@@ -238,7 +238,10 @@ def _importance(sweep: Opened, study: Study, algorithm: str, place: int) -> Any:
         weights = get_param_importances(study, evaluator=evaluator, params=names, target=target)
     _, axis = one_axis(None, 8, 1.6 + 0.4 * len(names))
     ascending = sorted(weights, key=lambda name: weights[name])
-    axis.barh(ascending, [weights[name] for name in ascending], color=BEST[0])
+    bars = axis.barh(ascending, [weights[name] for name in ascending], color=BEST[0])
+    numbers = [f"{weights[name]:.2f}" if weights[name] >= 0.01 else "<0.01" for name in ascending]
+    axis.bar_label(bars, numbers, padding=3)
+    axis.margins(x=0.1)  # room for the longest bar's number
     axis.set_xlabel("importance")
     title = f"importance for the best {math.ceil(quantile * count)} of {count} trials by {objective}"
     return titled(axis, sweep, title, algorithm)

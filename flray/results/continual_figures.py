@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 TO_COME = "#8a94a31c"  # of tasks to come, on a light ground and on a dark one
 NUMBERED = 10  # tasks up to which the cells of a matrix have room for their numbers
 MOST = 6  # most settings with a panel in `by_class`
+SHOWN = 6  # ranges of missing classes that the legend names
 THRESHOLDS = (("--", "dashed"), ("-.", "dash-dotted"))  # of a run's detectors: its own first
 MISSING, OTHERS = "missing classes", "other classes"
 
@@ -236,7 +237,8 @@ def _curves(axis: Any, runs: Sequence[Run], mode: str | None, windows: Sequence[
     split = "validation" if all(tested_set(settings(run)) == "val" for run in runs) else "test"
     axis.set(ylabel=f"{split} accuracy (%)", ylim=(0, 101))
     headline(axis, f"{seeds_words(curves, 'test/acc')}; grey: samples missing")
-    which = f" ({spans(missing)})" if len(taken) == 1 else ""
+    parts = spans(missing).split(", ")  # of many classes the first few, which leave room for the curves
+    which = f" ({', '.join(parts[:SHOWN] + ['...'] * (len(parts) > SHOWN))})" if len(taken) == 1 else ""
     named = {part + which * (part == MISSING): style for part, style in styles.items()}
     legend(axis, curves, named, below=False)
 
@@ -290,6 +292,7 @@ def class_panel(axis: Any, counts: Sequence[ClassCounts], window: DriftWindow | 
             axis.axvline(edge, color="#111111", linewidth=1, linestyle="--")
     axis.set_ylabel("class")
     axis.grid(visible=False)
+    axis.spines[:].set_visible(True)
     axis.set_title(title, fontsize=9, loc="left")
     return drawn
 

@@ -37,9 +37,9 @@ def _timeline(runs: Sequence[Run]) -> Figure:
     return results.timeline(runs[0])
 
 
-def _conflict(runs: Sequence[Run], metric: str = "test/acc", axis: str | None = None) -> Figure:
+def _conflict(runs: Sequence[Run], metric: str | None = "test/acc", axis: str | None = None) -> Figure:
     """Cosines over local steps, losses over local steps (`metric` loss), or cosines over a key."""
-    if metric not in ("test/acc", "loss"):
+    if metric not in (None, "test/acc", "loss"):
         raise FlrayError(f"metric {metric}: the figure conflict draws cosines, or with metric loss the losses")
     if axis is not None and metric == "loss":
         raise FlrayError("the figure conflict: metric loss is over local steps, axis over a key; leave one out")

@@ -296,11 +296,12 @@ def at_whole_numbers(axis: Any, label: str) -> None:
 
 
 def few_log_ticks(side: Any) -> None:
-    """Labels at 1, 2 and 5 of each decade of a logarithmic side of an axis (`axis.xaxis`): Matplotlib's own labels
-    overlap on a short one."""
+    """Labels at 1, 2 and 5 of each decade of a logarithmic side of an axis (`axis.xaxis`) with its data, over two
+    decades or more at powers of ten: Matplotlib's own labels overlap on a short one."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    side.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = side.get_view_interval()
+    side.set_major_locator(LogLocator(subs=(1,) if high > 100 * low > 0 else (1, 2, 5)))
     side.set_major_formatter(StrMethodFormatter("{x:g}"))
     side.set_minor_formatter(NullFormatter())
 

@@ -105,6 +105,7 @@ def surface_panel(axis: Any, surface: Surface, scale: Any, levels: Sequence[floa
     axis.set_title(title, fontsize=10, loc="left")
     axis.set_aspect("equal")
     axis.grid(visible=False)
+    axis.spines[:].set_visible(True)
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     return drawn

@@ -193,7 +193,8 @@ def words(ranked: Ranks) -> list[str]:
     """The test in sentences: whether the methods differ, which is best, and which do not differ from it."""
     count, k = ranked.scores.shape
     if math.isnan(ranked.exact):
-        how = f"Friedman with Iman and Davenport's F {ranked.f:.3g}; chi-squared {ranked.chi2:.3g}"
+        f = "infinite" if math.isinf(ranked.f) else f"{ranked.f:.3g}"
+        how = f"Friedman with Iman and Davenport's F {f}; chi-squared {ranked.chi2:.3g}"
     else:
         how = f"Friedman, exact; chi-squared {ranked.chi2:.3g}"
     p = f"p {ranked.p_value:.2g} ({how})" if ranked.p_value > 0 else f"p below 1e-300 ({how})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -14,9 +16,10 @@ from flray.rundir.reader import Run
 from tests.support.commands import invoke
 from tests.support.continual_runs import drift, tasks, watched
 from tests.support.messages import facts
-from tests.support.tables import changed
+from tests.support.tables import changed, put
 
 THREE = [[80, 10, 20], [90, 70, 40], [50, 60, 100]]
+SIGNAL = {"smoothed": 1e-4, "reference": 2e-4, "threshold": 7e-5, "alarm": False}
 WINDOW = [[50, 50], [80, 80], [90, 90], [20, 100], [0, 100], [70, 90], [90, 90]]
 
 
@@ -136,11 +139,24 @@ def test_a_drift_has_its_window_its_alarms_and_its_classes(tmp_path):
     assert bars(on) == [(4, 0), (5, 0)] and names(on) == ["FedAvg (diagnostic)"] and on.get_xlabel() == "round"
 
 
+def test_many_missing_classes_are_cut_in_the_legend_and_decades_of_variance_have_one_label(tmp_path):
+    run = watched(drift(tmp_path / "a", WINDOW, 3, 5), {4})
+    text = (run / "config.yaml").read_text()
+    even = "".join(f"\n  - {number}" for number in range(0, 20, 2))
+    (run / "config.yaml").write_text(text.replace("classes:\n  - 0", f"classes:{even}"))
+    put(run, "diagnostics/latent_forgetting", [SIGNAL | {"done": done, "wv": 10.0**-done} for done in range(1, 5)])
+    curve, wv, _ = accuracy_through_drift([run]).axes
+    words = [text.get_text() for text in curve.get_legend().get_texts()]
+    assert "missing classes (0, 2, 4, 6, 8, 10, ...)" in words
+    assert {math.log10(tick) % 1 for tick in wv.get_yticks()} == {0}
+
+
 def test_the_classes_of_a_drift_have_its_window_and_the_missing_ones_are_bold(tmp_path):
     classes, bar = by_class([Run(drift(tmp_path / "a", WINDOW, 3, 5))]).axes
     np.testing.assert_allclose(classes.collections[0].get_array(), np.array(WINDOW).T)
     assert [tick.get_fontweight() for tick in classes.get_yticklabels()] == ["bold", "normal"]
     assert {line.get_xdata()[0] for line in classes.lines} == {2.5, 4.5}
+    assert all(spine.get_visible() for spine in classes.spines.values())
     assert classes.get_xlabel() == "round; dashed: the drift; bold: its classes" and "%" in bar.get_ylabel()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations, permutations, product
 from pathlib import Path
 
@@ -105,6 +106,7 @@ def test_the_same_order_everywhere_by_closed_form() -> None:
     assert list(of_scores(scores, "test/loss").ranks.index) == ["a", "b", "c"]
     assert found.exact == pytest.approx(6.0**-29, rel=1e-9)  # one order in 30 blocks: (3!)^-29
     assert "significantly better than b, a" in words(found)[0] and "p 2.7e-23 (Friedman, exact" in words(found)[0]
+    assert "F infinite; chi-squared 60)" in words(replace(found, exact=math.nan))[0]
     assert table(found)["first"].tolist() == [30, 0, 0]
 
 

@@ -402,6 +402,8 @@ def test_importance_is_for_good_values(tmp_path: Path, objectives: dict[str, str
         label.get_text(): bar.get_width() for label, bar in zip(axis.get_yticklabels(), axis.patches, strict=True)
     }
     assert widths["x"] > 0.9
+    shares = [f"{bar.get_width():.2f}" if bar.get_width() >= 0.01 else "<0.01" for bar in axis.patches]
+    assert [text.get_text() for text in axis.texts] == shares
 
 
 def test_curves_of_all_trials(single: FakeSweep) -> None:
