@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 
@@ -17,6 +18,7 @@ from flray.engine.replay import Replay
 from flray.engine.simulation import Simulation
 from flray.rundir import checkpoint
 from flray.rundir.parts import RowsMissingWarning
+from flray.running import play
 from flray.scenario import load_partition
 from tests.engine import faulty  # noqa: F401  registers the algorithms
 from tests.support.faults import interrupted, server_killed_at
@@ -192,6 +194,22 @@ def test_more_rounds_go_on_as_if_they_had_been_asked_for_at_once(tmp_path, finis
     assert run.rounds["round"].tolist() == [1, 2, 3, 4] and len(run.tasks) == 1
     assert model(run.folder) == model(finished("own").folder)
     assert last_state(run.folder) == last_state(finished("own").folder)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    first = flray.run(config(rounds=2), out=tmp_path / "run")
+    before, tasks = model(first.folder), len(first.tasks)
+    again = flray.resume(first.folder)
+    assert model(again.folder) == before and again.status == "finished"
+    assert again.rounds["round"].tolist() == [1, 2] and len(again.tasks) == tasks
+
+
+def test_a_second_driver_of_a_run_is_told_who_has_it(tmp_path):
+    rows = play(config(rounds=3), tmp_path / "run")
+    next(rows)
+    with pytest.raises(CheckpointError, match=rf"in use: process {os.getpid()} on"):
+        flray.resume(tmp_path / "run")
+    assert [row["round"] for row in rows] == [2, 3]
 
 
 def test_a_run_that_cannot_start_leaves_the_folder_free(ray_cluster, tmp_path):

@@ -17,6 +17,16 @@ from tests.support.outcome import contents
 from tests.support.runs import model, on_actors as config
 
 
+def test_full_before_the_first_round_leaves_nothing_of_a_run(disk):
+    home, fill, make_room = disk
+    fill()
+    with pytest.raises(FlrayError, match=r"No space left|disk is full") as error:
+        flray.run(stateful("local", 1), out=home / "run", progress=False)
+    assert "\n" not in str(error.value)
+    make_room()
+    assert flray.run(stateful("local", 1), out=home / "run", progress=False).status == "finished"
+
+
 def test_full_after_some_rounds_says_so_in_status_and_resumes_to_the_same_bits(ray_cluster, disk, tmp_path):
     home, fill, make_room = disk
     settings = config(rounds=6)

@@ -175,6 +175,34 @@ def test_data_and_modules_that_changed_are_refused(begun: Path, name: str, kind:
     assert len(resumed(begun).ended()) == 1
 
 
+def test_an_edit_of_a_module_or_of_a_table_changes_its_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, rows = (
+        tmp_path / "mine_of_test.py",
+        pandas.DataFrame({"a": [n % 7 for n in range(60)], "label": [0, 1] * 30}),
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "rows").mkdir()
+    module.write_text("import flray\n")
+    data = {"source": "rows", "root": str(tmp_path)}
+    sweep = iris_sweep(experiment={**EXPERIMENT, "data": data, "imports": ["mine_of_test"]})
+
+    def prints(source: str, table: pandas.DataFrame) -> dict[str, Any]:
+        module.write_text(source)
+        table.to_parquet(tmp_path / "rows" / "train.parquet", index=False)
+        first = sweep.experiment(sweep.search_space.example())
+        read = build_data(first)
+        return _fingerprints(sweep, read, build_scenario(first, read[0], read[2]))
+
+    whole = prints("import flray\n", rows)
+    for now, name in (
+        (prints("import flray  # edited\n", rows), "modules.mine_of_test"),
+        (prints("import flray\n", rows.assign(a=rows["a"] + 1)), "data"),
+    ):
+        assert {key for key in whole if whole[key] != now[key]} == {name}
+
+
 @pytest.mark.filterwarnings("ignore:.*given whole")
 def test_fingerprints_are_those_of_every_value_of_a_list(tmp_path: Path) -> None:
     """The second data, and the second partition; and modules. A record of before has none of a list's."""
@@ -271,9 +299,7 @@ def test_another_version_of_flray_has_another_default(begun: Path) -> None:
         resumed(begun)
     del experiment["cohort"]["dropout"]  # which came later
     beginning.write_beginning(begun, old)
-    with pytest.raises(
-        CheckpointError, match="dropout is missing there, 0.0 here; take it out, or, if another version"
-    ):
+    with pytest.raises(CheckpointError, match=facts("dropout is missing there, 0.0 here; take it out, or, if another")):
         resumed(begun)
 
 
