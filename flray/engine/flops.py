@@ -81,10 +81,11 @@ class StepFlops(NamedTuple):
 
 def step_kind(plan: ExchangePlan, algorithm: Algorithm, stored: bool) -> str:
     """A key for local steps of equal cost: the exchange, the task, whether it is the task's first round, the bytes of
-    each field of the broadcast (MFCL sends a teacher from the second task on), the hyper-parameters, and whether the
-    client has a stored state (DER's memory)."""
+    each field of the broadcast (MFCL sends a teacher from the second task on), the hyper-parameters but the rate, and
+    whether the client has a stored state (DER's memory)."""
     clock, sizes = plan.clock, sorted(plan.down_bytes.items())
-    parts = (plan.exchange.name, clock.phase, clock.task, clock.round == 0, sizes, len(plan.shared), algorithm, stored)
+    options = [option for option in algorithm if option[0] not in ("lr", "lr_decay")]
+    parts = (plan.exchange.name, clock.phase, clock.task, clock.round == 0, sizes, len(plan.shared), options, stored)
     return checksum(repr(parts).encode())
 
 

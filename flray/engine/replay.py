@@ -64,7 +64,12 @@ class Replay:
         computed = run.environment["fingerprints"].get("client_arithmetic", here)
         if computed != here:
             warn(f"{folder}: the run computed with {computed}, this replay with {here}: its bits differ")
-        self._changes = [entry for entry in run.environment.get("accepted", ()) if entry.get("done")]
+        self._changes = [
+            entry
+            for entry in run.environment.get("accepted", ())
+            if entry.get("done") and not entry["what"].startswith("evaluate.")
+        ]
+        self._now = {entry["what"]: entry["is"] for entry in self._changes}
         self.position = START
         self._participation = Participation(
             self.experiment,
@@ -99,8 +104,10 @@ class Replay:
         if checkpoint.checkpoints(self.folder, at_most=round):
             check_names(self._run, self.runtime)
         saved = self.executor.call_store(RunStore.load, at_most=round)
-        beyond = saved is not None and saved.done == round and saved.phase != "round"
-        if beyond:  # of the task's end or the next one's beginning
+        beyond = saved is not None and (
+            saved.phase != "round" if saved.done == round else saved.phase == "task_end" and saved.round < self._rounds
+        )
+        if beyond:  # of the task's end, which may be one before rounds were added, or of the next one's beginning
             saved = self.executor.call_store(RunStore.load, at_most=round, after=("round",))
         if saved is not None:
             self.position = saved
@@ -210,9 +217,10 @@ class Replay:
         """Warn of each change that a resume accepted after the next round, which the run has computed without it."""
         later = [entry for entry in self._changes if entry["done"] > self.round]
         self._changes = [entry for entry in self._changes if entry not in later]
-        for entry in later:
-            was = f"{entry['what']} was {entry['was']} up to round {entry['done']} and is {entry['is']} since"
-            warn(f"{self.folder}: {was}, also in this replay of earlier rounds; it and what follows from it may differ")
+        for entry in {entry["what"]: entry for entry in reversed(later)}.values():  # the next change of each
+            if (now := self._now[entry["what"]]) != entry["was"]:
+                was = f"{entry['what']} was {entry['was']} up to round {entry['done']} and is {now} now"
+                warn(f"{self.folder}: {was}, also in this replay of earlier rounds; what follows from it may differ")
 
     def _step(self) -> None:
         self._say_changes()

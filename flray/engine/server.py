@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -128,6 +129,7 @@ class Server:
             "initial_weights": array_checksum(*(part.cpu().numpy() for part in self.runtime.objective.initial())),
             "fixed_tensors": self.runtime.fixed_tensors(),
             "tensor_names": self.runtime.tensor_names(),
+            "own_state": not is_none(client),
             "stateful": not is_none(client) or self._residuals,
         }
 
@@ -196,6 +198,7 @@ class Server:
         """FLOPs of a local step of this kind: those of the one client of `chunk` in the state before the exchange where
         the kind was asked for first. A checkpoint has them: a resume does not count another client."""
         if kind not in self.flops:
+            self.flops[kind] = StepFlops(math.nan, math.nan)  # also after a resume, if counting fails
             self.flops[kind] = self._count_step_flops(exchange, chunk)
         return self.flops[kind]
 

@@ -395,9 +395,12 @@ class Simulation:
         if at == START and tests and self.experiment.evaluate.every and 0 not in run.recorder.tests.stored_rounds:
             self._record_test(run, run.executor.test(Clock(phase="task_begin")), START, {})
         ended = tests and at.phase == "round" and at.round == self._rounds
-        if ended and at.done in untested_rounds(self.folder / "rounds") - run.recorder.tests.stored_rounds:
+        if ended and at.done in untested_rounds(self.folder / "rounds"):
+            # whatever moment a kill comes at, the row has a test only where the table of tests has its rows
+            run.recorder.tests.truncate(Position(0, 0, at.done - 1, PHASES[-1]))
             row: Row = {}
             self._test(run, Clock(at.task, at.round - 1, done=at.done - 1), row)
+            run.recorder.flush()
             run.recorder.change_last(at.done, row)
         clocks = self._clocks(run.position)
         rounds = [clock if clock.phase == "round" else None for clock in clocks[1:]]
@@ -654,7 +657,7 @@ class Simulation:
     def _count_flops(self, run: Attempt, plan: ExchangePlan | None, cohort: np.ndarray | None) -> float:
         """Count the FLOPs of a local step of each kind that this exchange has, once in a run; returns the seconds of
         it."""
-        began, stateful = time.perf_counter(), run.executor.facts["stateful"]
+        began, stateful = time.perf_counter(), run.executor.facts["own_state"]
         if plan is None or plan.exchange.client is not None:
             return 0.0
         kinds = self._kinds(plan)

@@ -249,11 +249,11 @@ class Origin:
         refused = [name for name in changes if name not in self._accept]
         if not refused:
             # one of before the first round is no change of a run's numbers, and may come again
-            known = [(entry["what"], entry["is"]) for entry in self._accepted if entry.get("done", 1)]
+            known = {entry["what"]: entry["is"] for entry in self._accepted if entry.get("done", 1)}
             self._accepted += [
                 {"what": name, "was": was, "is": now, "done": self._done}
                 for name, (was, now) in changes.items()
-                if (name, now) not in known
+                if known.get(name) != now
             ]
             return
         name, also = refused[0], f" (changed as well: {', '.join(refused[1:4])})" if len(refused) > 1 else ""

@@ -160,12 +160,22 @@ def test_a_replay_of_rounds_before_an_accepted_change_says_so(tmp_path: Path) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert replayed(1) and replayed(2)
-    said = "algorithm.lr was 0.1 up to round 1 and is 0.5 since, also in this replay of earlier rounds"
+    said = "algorithm.lr was 0.1 up to round 1 and is 0.5 now, also in this replay of earlier rounds"
     with pytest.warns(UserWarning, match=said):
         assert not replayed(0)
     shutil.rmtree(tmp_path / "checkpoints" / "round-000001")
     with pytest.warns(UserWarning, match=said):
         assert not replayed(1)
+    (tmp_path / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 4"))  # the rate is as it was
+    flray.resume(tmp_path, accept=["algorithm.lr"], progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert replayed(0)
+    with pytest.warns(UserWarning, match="algorithm.lr was 0.5 up to round 3 and is 0.1 now"):
+        assert not replayed(2)
+    (tmp_path / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 5").replace("lr: 0.1", "lr: 0.5"))
+    again = flray.resume(tmp_path, accept=["algorithm.lr"], progress=False)
+    assert [entry["is"] for entry in again.environment["accepted"]] == [0.5, 0.1, 0.5]
 
 
 def test_a_run_that_goes_on_after_its_end_keeps_no_state_of_that_end(tmp_path: Path) -> None:

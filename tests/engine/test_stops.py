@@ -15,6 +15,7 @@ from flray.engine.simulation import Simulation
 from flray.rundir import checkpoint
 from flray.rundir.folder import STARTED, RunFolder
 from flray.rundir.lock import NAME
+from flray.rundir.recorder import Recorder
 from flray.rundir.run_store import RunStore
 from flray.running import play, resume, simulate
 from tests.support import outcome, tasks
@@ -112,6 +113,32 @@ def test_a_paused_run_that_gets_fewer_rounds_is_one_that_had_them_from_the_begin
     assert ended.rounds["time/evaluate_s"].notna().tolist() == ended.rounds["test/acc"].notna().tolist()
     simulate(tasks.experiment(rounds=7, **changes), tmp_path / "longer")
     assert contents(resume(ended, rounds=7, progress=False)) == contents(tmp_path / "longer")
+
+
+@pytest.mark.parametrize("stopped", ["before the row has its test", "before its removed test leaves the table"])
+def test_a_stop_between_a_test_and_its_row_takes_no_test_away(stopped, tmp_path, monkeypatch):
+    """The row had no accuracy for good, as the table of tests had that of this round."""
+    changes, change_last = {"evaluate": {"every": 3}}, Recorder.change_last
+    simulate(tasks.experiment(rounds=4, **changes), tmp_path / "straight")
+    if stopped.startswith("before the row"):
+        rows = play(tasks.experiment(rounds=9, **changes), tmp_path / "run")
+        while next(rows)["done"] < 4:
+            pass
+        rows.close()
+        rounds = 4
+    else:
+        simulate(tasks.experiment(rounds=4, **changes), tmp_path / "run")
+        rounds = 6
+
+    def stop(recorder, done, values):
+        if rounds == 6:
+            change_last(recorder, done, values)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Recorder, "change_last", stop)
+        resume(tmp_path / "run", rounds=rounds, progress=False)
+    assert contents(resume(tmp_path / "run", rounds=4, progress=False)) == contents(tmp_path / "straight")
 
 
 def test_a_model_is_that_of_the_end_or_there_is_none(tmp_path):

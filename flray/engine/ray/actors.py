@@ -200,6 +200,7 @@ class ServerActor:
     _store: RunStore | None = None
 
     def setup(self, recipe: Recipe, folder: str, threads: int, lock: str) -> dict[str, Any]:
+        self._server = self._store = None  # the model of an earlier run
         experiment = recipe.read()
         with recipe.places.named_in_errors("the server actor"):
             runtime = Runtime(experiment, recipe.summary, prepare(threads, experiment.precision), one_of_many=True)
