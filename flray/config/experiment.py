@@ -417,7 +417,7 @@ class Experiment(Section):
             return
         if changes:
             raise ConfigError("schedule: a centralized run has none; leave it out, or write algorithm.lr_decay")
-        given = {"uplink": self.uplink, "profile": self.profile, "devices": self.devices}
+        given: dict[str, Any] = {"uplink": self.uplink, "profile": self.profile, "devices": self.devices}
         given |= {"cohort.from": self.cohort.file, "data.batch_order": self.data.batch_order}
         for key, value in given.items():
             if value:
