@@ -502,10 +502,9 @@ def join(study: Study, sweep: Sweep, began: Beginning, known: bool, place: str) 
     record = recorded(study, wait=known and not study.get_trials(deepcopy=False))
     if record is None:
         if study.get_trials(deepcopy=False):
-            raise CheckpointError(
-                f"study: {place} is not the one that this sweep began with: {study.study_name} has trials and no "
-                "record; bring the study back, or give another --out and another name"
-            )
+            what = f"{place} is not the one that this sweep began with: {study.study_name} has trials and no record"
+            what = what if known else f"{study.study_name} has trials, and neither it nor the folder has a record"
+            raise CheckpointError(f"study: {what}; bring it back from a copy, or give another --out and another name")
         study.set_user_attr(ATTRIBUTE, began._asdict())  # a kill came before it
         return began
     if known and record.id != began.id:

@@ -191,7 +191,7 @@ def sweep_ratio(home: Path, repeats: int, rounds: int | None) -> tuple[float, st
     times: dict[str, list[float]] = {"row": [], "sweep": []}
     for number in range(repeats):
         sweep = (_COMMAND, "sweep", str(config), "--out", str(home / f"sweep-{number}"))
-        times["row"].append(_timed("row", ("-c", _IN_A_ROW, str(config), str(home / "row")))[0])
+        times["row"].append(_timed("sweep", ("-c", _IN_A_ROW, str(config), str(home / "row")))[0])
         times["sweep"].append(_timed("sweep", ("-c", *sweep))[0])
     detail = "; ".join(f"{way}: " + ", ".join(f"{t:.1f}" for t in seconds) + " s" for way, seconds in times.items())
     return median(a / b for a, b in zip(times["sweep"], times["row"], strict=True)), detail

@@ -155,8 +155,9 @@ def detail(kind: str, name: str) -> tuple[str, list[dict[str, Any]]]:
     from flray.scenario.partition_config import PartitionConfig
 
     keys = {"partitions": PartitionConfig, "datasets": DataConfig}.get(kind, target)
-    text = (_file_doc(target) if kind in ("aggregations", "uplinks") else "") or inspect.getdoc(target) or ""
-    return inspect.cleandoc(text), list(map(_row, declared_keys(keys)))
+    texts = [_file_doc(target)] if kind in ("aggregations", "uplinks") else []
+    texts = [inspect.getdoc(target) or "", *texts] if not any(texts) or _shares_file(target, kind) else texts
+    return "\n\n".join(map(inspect.cleandoc, texts)), list(map(_row, declared_keys(keys)))
 
 
 def _model(name: str) -> tuple[str, list[dict[str, Any]]]:
@@ -211,11 +212,15 @@ def _table(kind: str) -> Any:
 
 
 def _summary(target: Any, kind: str) -> str:
-    # what one is stands at the top of its file, but several drifts, trackers or attacks share one
-    shared = kind in ("drifts", "trackers") or getattr(target, "__module__", "") == "flray.uplink.attack"
-    own = inspect.isclass(target) and issubclass(target, BaseModel) and not shared
+    # what one is stands at the top of its file
+    own = inspect.isclass(target) and issubclass(target, BaseModel) and not _shares_file(target, kind)
     text = (_file_doc(target) if own else inspect.getdoc(target)) or ""
     return " ".join(text.strip().split("\n\n")[0].split())
+
+
+def _shares_file(target: Any, kind: str) -> bool:
+    """Whether the file that defines it says of several what they have in common: drifts, trackers, attacks."""
+    return kind in ("drifts", "trackers") or getattr(target, "__module__", "") == "flray.uplink.attack"
 
 
 def _file_doc(target: Any) -> str:

@@ -32,7 +32,7 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.contracts.played import Local, Unchanging, bits, flatten
 from flray.core.messages import Message, tensors
-from flray.core.schema.errors import ConfigError, FlrayError
+from flray.core.schema.errors import ConfigError, FlrayError, described
 from flray.core.schema.hp import Hyperparameter, hyperparameters
 from flray.engine.captured import CapturedSteps
 from flray.engine.exchanges import ExchangePlan, Turn
@@ -173,7 +173,12 @@ def _without_hint(error: FlrayError) -> FlrayError:
 
 
 def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    """An exception's kind and first line, also if its `__str__` raises."""
+    try:
+        first, *_ = str(error).strip().splitlines() or ["no message"]
+    except Exception:
+        return described(error)
+    return f"{type(error).__name__}: {first}"
 
 
 def forked(work: Callable[[], Any]) -> Any:

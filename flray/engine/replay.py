@@ -41,6 +41,8 @@ from flray.rundir.reader import Run, load_federated
 from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
 
+WITHOUT_BITS = ("name", "evaluate.every", "diagnostics")  # keys whose changes no replayed number depends on
+
 
 class Replay:
     """A run's server and clients in one process. `state` is the server state after `round` rounds."""
@@ -67,7 +69,7 @@ class Replay:
         self._changes = [
             entry
             for entry in run.environment.get("accepted", ())
-            if entry.get("done") and not entry["what"].startswith("evaluate.")
+            if entry.get("done") and not entry["what"].startswith(WITHOUT_BITS)
         ]
         self._now = {entry["what"]: entry["is"] for entry in self._changes}
         self.position = START
@@ -216,11 +218,11 @@ class Replay:
     def _say_changes(self) -> None:
         """Warn of each change that a resume accepted after the next round, which the run has computed without it."""
         later = [entry for entry in self._changes if entry["done"] > self.round]
-        self._changes = [entry for entry in self._changes if entry not in later]
-        for entry in {entry["what"]: entry for entry in reversed(later)}.values():  # the next change of each
-            if (now := self._now[entry["what"]]) != entry["was"]:
-                was = f"{entry['what']} was {entry['was']} up to round {entry['done']} and is {now} now"
+        for what, entry in {entry["what"]: entry for entry in reversed(later)}.items():  # the next change of each
+            if (now := self._now[what]) != entry["was"]:
+                was = f"{what} was {entry['was']} up to round {entry['done']} and is {now} now"
                 warn(f"{self.folder}: {was}, also in this replay of earlier rounds; what follows from it may differ")
+                self._changes = [entry for entry in self._changes if entry["what"] != what]
 
     def _step(self) -> None:
         self._say_changes()

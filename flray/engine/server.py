@@ -198,8 +198,11 @@ class Server:
         """FLOPs of a local step of this kind: those of the one client of `chunk` in the state before the exchange where
         the kind was asked for first. A checkpoint has them: a resume does not count another client."""
         if kind not in self.flops:
-            self.flops[kind] = StepFlops(math.nan, math.nan)  # also after a resume, if counting fails
-            self.flops[kind] = self._count_step_flops(exchange, chunk)
+            try:
+                self.flops[kind] = self._count_step_flops(exchange, chunk)
+            except AlgorithmError:
+                self.flops[kind] = StepFlops(math.nan, math.nan)  # also after a resume
+                raise
         return self.flops[kind]
 
     def _count_step_flops(self, exchange: Exchange, chunk: Chunk) -> StepFlops:

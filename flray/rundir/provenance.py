@@ -253,7 +253,7 @@ class Origin:
             self._accepted += [
                 {"what": name, "was": was, "is": now, "done": self._done}
                 for name, (was, now) in changes.items()
-                if known.get(name) != now
+                if (name, now) not in known.items()
             ]
             return
         name, also = refused[0], f" (changed as well: {', '.join(refused[1:4])})" if len(refused) > 1 else ""

@@ -207,3 +207,9 @@ def test_a_default_is_printed_as_a_configuration_takes_it(monkeypatch):
     given = {f"algorithm.{option}": rows[option]["default"] for option in ("mode", "shape", "layers")}
     (experiment,) = load_config(QUICK, {"algorithm": "mine", **given})
     assert (experiment.algorithm.mode, experiment.algorithm.shape) == (Mode.SOFT, Shape())
+
+
+def test_each_attack_says_what_it_does_and_what_all_have_in_common():
+    texts = [detail("uplinks", name)[0] for name in ("sign_flip", "scaled")]
+    for text, first in zip(texts, ("Attackers send the opposite", "Attackers scale their update up"), strict=True):
+        assert text.startswith(first) and "The draw is the same in all rounds" in text

@@ -160,13 +160,22 @@ def test_a_mistake_of_the_command_is_one_line(words: list[str], problem: str) ->
     assert isinstance(refused, FlrayError) and problem in str(refused) and "\n" not in str(refused)
 
 
-@pytest.mark.parametrize(("text", "told"), [("first\nsecond", "PlainError: first"), ("", "PlainError: no message")])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("first\nsecond", "PlainError: first"),
+        ("\n  indented\nmore", "PlainError: indented"),
+        ("", "PlainError: no message"),
+        (7, "PlainError: (its __str__ raises TypeError)"),
+    ],
+)
 def test_an_error_that_is_not_flrays_is_told_by_its_first_line(text, told):
     class PlainError(Exception):
-        pass
+        def __str__(self):
+            return text
 
     def work():
-        raise PlainError(text)
+        raise PlainError
 
     with pytest.raises(FlrayError) as caught:
         checks.forked(work)

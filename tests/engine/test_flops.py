@@ -16,9 +16,9 @@ import flray
 from flray.contracts.played import Local
 from flray.core.messages import to_torch
 from flray.core.protocol.clock import Clock
-from flray.engine import cohort as cohorts
+from flray.engine import cohort as cohorts, server
 from flray.engine.exchanges import Chunk
-from flray.engine.flops import largest_client
+from flray.engine.flops import StepFlops, count_step_flops, largest_client
 from tests.contracts.table import experiment
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +109,30 @@ def test_a_stopped_run_counts_the_clients_that_it_would_have_counted(tmp_path: P
     for rounds in range(2, 7):
         flray.resume(tmp_path / "run", f"rounds={rounds}")
     assert flray.load(tmp_path / "run").rounds["client_flops"].tolist() == whole["client_flops"].tolist()
+
+
+def test_a_rate_is_no_kind_of_step_and_a_count_that_fails_stays_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rates after the first round, which is a kind of its own, are one. Where counting fails, so that the run goes
+    on without, a resume does not begin to count in the middle of the column."""
+    counted: list[Chunk] = []
+
+    def count(client: Any, chunk: Chunk, *rest: Any) -> StepFlops:
+        counted.append(chunk)
+        if not (tmp_path / "run" / "STATUS").exists():
+            return count_step_flops(client, chunk, *rest)
+        raise ValueError("made up by the test")
+
+    monkeypatch.setattr(server, "count_step_flops", count)
+    schedule = [{"from_round": k, "algorithm": {"lr": 0.1 / k}} for k in (2, 3)]
+    local = {"resources": {"executor": "local"}}
+    flray.run(experiment("fedavg", schedule=schedule, rounds=3, **local), out=tmp_path / "whole")
+    assert len(counted) == 2
+    with pytest.warns(UserWarning, match="client_flops of .* are not counted"):
+        flray.run(experiment("fedavg", rounds=2, **local), out=tmp_path / "run")
+    monkeypatch.undo()
+    assert flray.resume(tmp_path / "run", "rounds=3").rounds["client_flops"].isna().all()
 
 
 @pytest.mark.slow

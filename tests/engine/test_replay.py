@@ -173,6 +173,10 @@ def test_a_replay_of_rounds_before_an_accepted_change_says_so(tmp_path: Path) ->
         assert replayed(0)
     with pytest.warns(UserWarning, match="algorithm.lr was 0.5 up to round 3 and is 0.1 now"):
         assert not replayed(2)
+    for path in (tmp_path / "checkpoints").glob("round-00000[23]*"):
+        shutil.rmtree(path)
+    with pytest.warns(UserWarning, match="algorithm.lr was 0.5 up to round 3 and is 0.1 now"):
+        Replay(tmp_path).goto(3)  # over rounds that the run computed with 0.5
     (tmp_path / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 5").replace("lr: 0.1", "lr: 0.5"))
     again = flray.resume(tmp_path, accept=["algorithm.lr"], progress=False)
     assert [entry["is"] for entry in again.environment["accepted"]] == [0.5, 0.1, 0.5]

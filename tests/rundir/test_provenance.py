@@ -66,6 +66,14 @@ def test_a_key_that_the_flray_of_its_beginning_did_not_write_had_its_default(tmp
         Origin.of(resumed, tmp_path)
 
 
+def test_a_section_that_goes_is_an_accepted_change_as_any_other(tmp_path):
+    record = Origin.of(begun := experiment("fedavg", aggregation={"name": "median"}), None).record(begun)
+    (tmp_path / "environment.json").write_text(with_checksum(record))
+    without = experiment("fedavg")
+    accepted = Origin.of(without, tmp_path, ["aggregation.name"]).record(without)["accepted"]
+    assert [(entry["what"], entry["was"], entry["is"]) for entry in accepted] == [("aggregation.name", "median", None)]
+
+
 def test_flrays_own_code_does_not():
     assert not any(name.startswith("modules.flray") for name in module_fingerprints(experiment("fedavg")))
 
