@@ -84,7 +84,8 @@ def step_kind(plan: ExchangePlan, algorithm: Algorithm, stored: bool) -> str:
     each field of the broadcast (MFCL sends a teacher from the second task on), the hyper-parameters but the rate, and
     whether the client has a stored state (DER's memory)."""
     clock, sizes = plan.clock, sorted(plan.down_bytes.items())
-    options = [option for option in algorithm if option[0] not in ("lr", "lr_decay")]
+    fields = set(type(algorithm).model_fields) - {"lr", "lr_decay"}  # and no cached value of a class of the user's
+    options = sorted((name, getattr(algorithm, name)) for name in fields)
     parts = (plan.exchange.name, clock.phase, clock.task, clock.round == 0, sizes, len(plan.shared), options, stored)
     return checksum(repr(parts).encode())
 

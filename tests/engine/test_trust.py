@@ -83,10 +83,10 @@ def test_a_driver_whose_folder_was_deleted_stops_with_an_error(tmp_path):
 
 def test_the_server_actor_looks_at_the_lock_as_well(tmp_path):
     lock = FolderLock.acquire(tmp_path)
-    server = executor_of(config(), tmp_path, lock=lock.owner.id).store
-    server.save(2)
+    executor = executor_of(config(), tmp_path, lock=lock.owner.id)
+    executor.store.save(2)
     lock.release()
-    for write in (lambda: server.save(2), server.save_model):
+    for write in (lambda: executor.store.save(2), executor.store.save_model):
         with pytest.raises(FolderLostError):
             write()
     assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-000000"] and not (

@@ -20,6 +20,7 @@ from flray.core.schema.errors import CheckpointError, ConfigError, ServerLostErr
 from flray.engine.local_executor import LocalExecutor
 from flray.files import remove
 from flray.rundir import checkpoint, folder as run_folder, lock as locks, storage
+from flray.rundir.run_store import RunStore
 from flray.rundir.storage import DRIVER, SERVER, STATE, Storage
 from flray.running import play, resume, simulate
 from tests.support.faults import interrupted
@@ -376,9 +377,9 @@ def test_a_server_whose_storage_is_gone_goes_on_from_its_own_checkpoint_but_does
         raise OSError("no route to host")
 
     monkeypatch.setattr(Storage, "_list", gone)
-    assert executor_of(experiment, tmp_path / "run").store.load() == Position(0, 1, 1, "round")
+    assert executor_of(experiment, tmp_path / "run").call_store(RunStore.load) == Position(0, 1, 1, "round")
     with pytest.raises(CheckpointError, match=facts(tmp_path / "node2" / "run", "no route to host")):
-        executor_of(experiment, tmp_path / "node2" / "run").store.load()
+        executor_of(experiment, tmp_path / "node2" / "run").call_store(RunStore.load)
 
 
 def test_a_checkpoint_of_another_format_is_no_damage_and_stays_where_it_is(tmp_path, monkeypatch):
