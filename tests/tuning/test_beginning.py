@@ -270,7 +270,7 @@ def test_trials_without_a_record_are_refused(begun: Path) -> None:
     (study,) = resumed(begun).groups.values()
     study.set_user_attr(ATTRIBUTE, None)
     (begun / NAME).unlink()
-    with pytest.raises(CheckpointError, match="has trials and no record"):
+    with pytest.raises(CheckpointError, match="has trials, and neither it nor the folder has a record"):
         resumed(begun, "seed=5")
     with pytest.raises(CheckpointError, match="already holds a sweep"):
         start(iris_sweep(name="other"), begun)
