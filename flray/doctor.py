@@ -82,6 +82,7 @@ def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
 
 
 def _aggregation(experiment: Experiment) -> str:
+    """The rule of aggregation, and whether it needs every client's model at the server."""
     rule = experiment.rule
     if rule is None:
         return "the algorithm's own, for most the mean"
@@ -139,6 +140,7 @@ def _drawn(experiment: Experiment, scenario: Scenario, cohort: int) -> tuple[int
 
 
 def _devices(runtime: Runtime, scenario: Scenario) -> list[tuple[str, str]]:
+    """The virtual seconds of the clients of the first round, and who of them is waited for."""
     if scenario.devices is None:
         return []
     work = planned_work(runtime, costliest_client(runtime.experiment, scenario))
@@ -243,6 +245,7 @@ def _samples_by_client(experiment: Experiment, scenario: Scenario, dataset: Data
 
 
 def _what(stage: Stage) -> str:
+    """The classes of a task, or its domain."""
     classes = " ".join(map(str, stage.classes)) if len(stage.classes) <= 20 else f"{len(stage.classes)} of them"
     text = f"classes {classes}" if stage.source < 0 else f"domain {stage.name}, classes {classes}"
     if stage.source >= 0 and stage.outputs[0] != stage.classes[0]:

@@ -257,6 +257,7 @@ def row(experiment: Experiment, measured: Measured, sizes: MessageSizes, states:
 
 
 def in_words(values: dict[str, Any]) -> dict[str, str]:
+    """A row as a person reads it."""
     heads = {
         "server_bytes": "server", "actor_bytes": "client actor", "node_bytes": "fullest node",
         "down_bytes": "sent down", "up_bytes": "sent up", "client_s": "clients", "network_s": "network",

@@ -27,6 +27,7 @@ class PatientStream(io.TextIOBase):
         return getattr(self.stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
+        """All of the text, or a part of it."""
         parts = [text[first : first + CHUNK] for first in range(0, len(text), CHUNK)]
         if self._lost and self._takes():
             lost, self._lost = self._lost, 0

@@ -349,6 +349,7 @@ class Sweep(Section):
 
     @cached_property
     def search_space(self) -> Space:
+        """The resolved space."""
         return resolve(self.space, self.values)
 
     def experiment(self, overrides: Mapping[str, Any]) -> Experiment:

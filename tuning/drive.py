@@ -321,6 +321,8 @@ class Stateless(Searcher):
 
 
 class Cells(Stateless):
+    """A list of jobs as a searcher of Ray Tune."""
+
     def __init__(self, jobs: Sequence[Job]) -> None:
         super().__init__()
         self._jobs = list(jobs)

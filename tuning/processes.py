@@ -191,6 +191,7 @@ class _Feeder:
 
 # the process -----------------------------------------------------------------------------------
 def work() -> None:
+    """Runs the jobs of the standard input."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the code of a run prints is no answer
     signal.signal(signal.SIGTERM, _stop)

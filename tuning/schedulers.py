@@ -66,6 +66,7 @@ def rungs(rule: SchedulerConfig, rounds: int) -> list[tuple[int, int]]:
 
 
 def _milestones(rule: SchedulerConfig, end: float) -> list[float]:
+    """The rungs of ASHA before the end."""
     assert rule.grace is not None and rule.reduction is not None
     milestones, at = list[float](), float(rule.grace)
     while at < end * (1 - 1e-9):  # a product that is the end but for rounding

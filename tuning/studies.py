@@ -412,6 +412,7 @@ class Studies:
                 trial.storage.set_trial_intermediate_value(trial._trial_id, round, reported[round])
 
     def trial(self, key: str) -> optuna.Trial:
+        """A trial that has begun and not ended."""
         return self._open[key]
 
     def tell(self, key: str, result: Mapping[str, Any]) -> None:
@@ -436,6 +437,7 @@ class Studies:
                     self._reuse(waiting, ended)
 
     def note(self, key: str, name: str, value: Any) -> None:
+        """Sets an attribute of a trial that has begun."""
         with self._writing():
             self._open[key].set_user_attr(name, value)
 
@@ -450,6 +452,7 @@ class Studies:
                         study.tell(frozen.number, state=TrialState.PRUNED)
 
     def ended(self) -> list[tuple[str | None, FrozenTrial]]:
+        """Every trial that has ended, with its study's algorithm."""
         return [(group, trial) for group in self.groups for trial in self.counted(group) if trial.state.is_finished()]
 
 

@@ -57,6 +57,7 @@ class TrialRun:
     # where it is ------------------------------------------------------------------------------
     @property
     def round(self) -> int:
+        """The number of its rounds, over all tasks."""
         return int(self.row.get("done", 0))
 
     @property
@@ -213,6 +214,7 @@ class TrialRun:
         shutil.copytree(source, home / source.name)
 
     def _play(self) -> Generator[dict[str, Any]]:
+        """Iterates over the rows from the present round on."""
         self.wait()
         begun = self.saved > 0
         # a folder without a checkpoint is this trial's own beginning; a run that only the storage has is somebody's
@@ -222,6 +224,7 @@ class TrialRun:
         )
 
     def _finish(self) -> None:
+        """Runs what a run does after its last round."""
         assert self._rows is not None
         for _ in self._rows:
             pass

@@ -150,6 +150,7 @@ def describe_parameters(frame: pandas.DataFrame, index: Any) -> str:
 
 
 def state(trial: FrozenTrial) -> str:
+    """finished, pruned, failed, diverged, running or waiting."""
     if str(trial.user_attrs.get("status", "")).startswith("diverged"):
         return "diverged"
     return STATES[trial.state.name]

@@ -266,5 +266,6 @@ def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
 
 @contextmanager
 def _gone() -> Iterator[None]:
+    """Allows that a process ends while it is read."""
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         yield

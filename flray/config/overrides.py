@@ -174,6 +174,7 @@ def _takes(key: str) -> tuple[int | None, bool]:
 
 
 def _is_text(key: str) -> bool:
+    """Whether a key takes texts alone, or none."""
     *path, last = key.split(".")
     owner = section_of(Experiment, path)
     fields = owner.model_fields if owner is not None else {}
@@ -181,6 +182,7 @@ def _is_text(key: str) -> bool:
 
 
 def _depth(kind: Any) -> int:
+    """How deep the lists of an annotation are."""
     inside = [_depth(part) for part in get_args(kind)]
     return max(inside, default=0) + (get_origin(kind) in (list, tuple))
 

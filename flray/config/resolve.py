@@ -92,6 +92,7 @@ def resolve_section(raw: Mapping[str, Any], overrides: Iterable[str], root: type
 
 
 def _merge_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One mapping of all layers; a later layer overrides an earlier one."""
     first, *others = map(_layer, layers)
     values: dict[str, Any] = first
     for layer in others:

@@ -106,6 +106,7 @@ class Executor(local.LocalExecutor):
 
 
 def executor_of(experiment: Any, folder: Path, lock: str | None = None) -> local.LocalExecutor:
+    """A server and its store as a run makes them, with the scenario that the configuration gives."""
     dataset, _, private = build_data(experiment)
     runtime = Runtime(experiment, TaskSummary.of(build_scenario(experiment, dataset, private)))
     store = RunStore(experiment, folder, lock)
@@ -155,11 +156,13 @@ class Local:
         return self.state
 
     def task_end(self) -> Any:
+        """The end of the present task, from wherever in it."""
         clock = Clock(self.position.task, self.position.round, "task_end", done=self.position.done)
         self.exchanges(clock)
         return self.state
 
     def transaction(self) -> Clock:
+        """The next one of the schedule, committed."""
         clock = next(schedule(self.position, 10**6, 1) if len(self.scenario.stages) == 1 else self.schedule())
         self.exchanges(clock)
         return clock

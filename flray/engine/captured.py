@@ -102,6 +102,7 @@ def numbers_of(message: Message, path: Path = ()) -> Iterator[tuple[Path, int]]:
 
 
 def put(message: Message, path: Path, value: int) -> Message:
+    """The message with `value` at the end of the path."""
     if not path:
         return value
     parts = children(message)
@@ -131,6 +132,7 @@ def copies_between(places: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[
 
 
 def copy(copies: Copies, crossed: bool) -> None:
+    """Do the copies of :func:`copies_between`."""
     for to, value in [(to, value.clone()) for to, value in copies] if crossed else copies:
         to.copy_(value)
 
@@ -161,6 +163,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def same_bits(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether the tensors have the same shapes, types and bits, NaN included."""
     return len(one) == len(other) and all(
         a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(_bytes(a), _bytes(b)))
         for a, b in zip(one, other, strict=True)
@@ -387,6 +390,7 @@ class _Recorded:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the local state that it keeps, without the networks' scratch tensors."""
         return sum(tensor.nbytes for tensor in self.local if not within(tensor, _all(self.scratch)))
 
     def holds(self, numbers: Sequence[int]) -> bool:
@@ -544,6 +548,7 @@ class _ClientSteps:
         return after
 
     def arguments(self, batch: Batch, kind: Kind) -> tuple[Message, Message, Message]:
+        """Broadcast, client state and batch in the places where graphs read them. Raises `Unfit`."""
         if self.loaded is None:
             broadcast = self.steps.places("broadcast", self.broadcast, self.kinds[0])
             self.loaded = broadcast, self.steps.places("client", self.client, self.kinds[1])

@@ -90,6 +90,8 @@ class Prepared(NamedTuple):
 
 
 class ClientResult(NamedTuple):
+    """The result of a client's work. `steps` and `examples` count the steps taken and the samples read."""
+
     update: Message
     state: Message
     metrics: Metrics

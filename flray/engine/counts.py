@@ -149,6 +149,7 @@ def blocks_of_part(blocks: Sequence[TestBlock], part: int, parts: int) -> Sequen
 
 
 def merge_counts(parts: Iterable[TestCounts]) -> TestCounts:
+    """The sum of the counts of all parts, in their order."""
     total: TestCounts = {}
     for key, counts in itertools.chain.from_iterable(part.items() for part in parts):
         total[key] = total[key] + counts if key in total else counts

@@ -89,10 +89,12 @@ class ClientMemory(NamedTuple):
 
     @property
     def tensors(self) -> int:
+        """Bytes of all tensors at the peak of a step that is no recorded one."""
         return sum(self) - self.graphs - self.samples
 
     @property
     def total(self) -> int:
+        """What the process holds, in bytes."""
         return int((self.tensors + self.graphs) * HELD) + self.samples + WORKSPACE + CUDA
 
 
@@ -123,6 +125,7 @@ def client_memory(runtime: Runtime, chunk: Chunk, broadcast: Message, clients: i
 
 
 def largest_client_memory(runtime: Runtime, scenario: Scenario) -> ClientMemory:
+    """The memory of an actor that trains the client with the most samples of the first task."""
     experiment, algorithm, members = runtime.experiment, runtime.algorithm, scenario.members(0)
     largest = members[int(np.argmax(scenario.partitions[0].sizes[members]))]
     clock, undrifted = Clock(), scenario.drifting(None)
@@ -195,6 +198,7 @@ def _count(client: Client, chunk: Chunk, broadcast: Message, samples: int) -> _C
 
 
 def _tested(runtime: Runtime, timeline: Timeline, ctx: ClientContext, message: Message, samples: int) -> list[int]:
+    """Bytes alive after each operation of a test of the message's model on so many `samples`."""
     model = runtime.algorithm.model_of(ctx, message)
     timeline.history = [timeline.now]
     if model is not None:

@@ -56,6 +56,7 @@ def gpus(root: Path = Path("/")) -> str:
 
 
 def warn_of_idle(gpus: float, resources: ResourcesConfig) -> None:
+    """An `IdleGPUWarning` where there are so many `gpus` and no actor of the run takes a share."""
     if gpus and not resources.client.num_gpus and not resources.server.num_gpus:
         what = f"{gpus:g} GPU{'s' * (gpus != 1)} stand{'s' * (gpus == 1)} idle: this run computes on CPUs"
         also = " and resources.executor=auto" if resources.executor == "local" else ""
@@ -88,6 +89,7 @@ def resident(split: Split, device: torch.device) -> Split:
 
 
 def resident_bytes(*arrays: Array | None) -> int:
+    """What :func:`resident_arrays` takes of a device's memory."""
     total = sum(array.nbytes for array in arrays if array is not None)
     return total if total <= RESIDENT else 0
 

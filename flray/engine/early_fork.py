@@ -36,6 +36,7 @@ class Interpreter:
         self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
 
     def import_torch(self) -> None:
+        """Which adds filters of warnings of its own."""
         before = warnings.filters[:]
         import_module("torch")
         self._filters = [*(each for each in warnings.filters if each not in before), *self._filters]

@@ -77,6 +77,7 @@ class Chunk(NamedTuple):
         return clients
 
     def samples(self, i: int) -> np.ndarray:
+        """Sample numbers of the i-th client of the chunk."""
         return self.shares.of(i)
 
     def same_as(self, other: Chunk) -> bool:
@@ -84,6 +85,7 @@ class Chunk(NamedTuple):
 
 
 def _unnamed(value: Any) -> Any:
+    """Named tuples, at any depth, as tuples."""
     return tuple(map(_unnamed, value)) if isinstance(value, tuple) else value
 
 
@@ -135,5 +137,6 @@ class Turn(NamedTuple):
 
     @property
     def by_actor(self) -> list[list[Chunk]]:
+        """The chunks of each run."""
         chunks = iter(self.chunks)
         return [list(itertools.islice(chunks, count)) for count in self.runs or [1] * len(self.chunks)]

@@ -44,6 +44,7 @@ class CountFlops(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler in order to keep away from it."""
         return False
 
     def __torch_dispatch__(

@@ -137,6 +137,7 @@ class Learner:
         return range(self.algorithm.shards * rank // self.world, self.algorithm.shards * (rank + 1) // self.world)
 
     def _size(self, part: int, count: int) -> int:
+        """Samples of a part of a batch of `count`."""
         return max(min(self.part, count - part * self.part), 0)
 
     def _mean(
@@ -184,6 +185,7 @@ class Learner:
             raise ConfigError(f"{ONE_SAMPLE}: {what}") from None
 
     def _exchange(self, own: list[PartialSum], count: int) -> list[PartialSum]:
+        """The subtrees of all workers, in order of position."""
         assert self._gather is not None
         plan = self._plan(count)
         shape = (max(map(len, plan)), sum(self._sizes))
@@ -220,6 +222,7 @@ class Learner:
         return own if self.world == 1 else merge_counts(map(pickle.loads, self._gather_bytes(pickle.dumps(own))))
 
     def _gather_bytes(self, own: bytes) -> list[bytes]:
+        """Every worker's bytes, in order of rank."""
         assert self._gather is not None
         device = self.runtime.objective.device
         sizes = [int(size) for size in self._gather(torch.tensor([len(own)], device=device))]

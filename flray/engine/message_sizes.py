@@ -36,6 +36,7 @@ class MessageSizes(NamedTuple):
 
     @property
     def single_bytes(self) -> int:
+        """Bytes of one client's fields that are not summed."""
         return sum(self.single.values())
 
     @property

@@ -45,6 +45,7 @@ def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]
 
 
 def _load_proxy(experiment: Experiment, dataset: Dataset) -> tuple[Any, np.ndarray | None]:
+    """(proxy data or None, numbers of the training samples that remain the clients'; None: all)."""
     if experiment.proxy is None or not experiment.needs_proxy:
         # a held-out part is held out for every algorithm, so that all see the same clients
         if isinstance(experiment.proxy, ProxyConfig) and experiment.proxy.source == "holdout":
@@ -175,6 +176,7 @@ def with_drift(experiment: Experiment, dataset: Dataset, scenario: Scenario) -> 
 
 
 def drift_effects(experiment: Experiment, scenario: Scenario) -> pandas.DataFrame:
+    """The samples that every round's cohort keeps under the drift (`flray.scenario.drift_table`); empty: no drift."""
     clocks = schedule(START, experiment.rounds, len(scenario.stages))
     return drift_table(scenario, (clock for clock in clocks if clock.phase == "round"))
 

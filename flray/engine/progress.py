@@ -53,6 +53,7 @@ class Cell:
         self._handle = display(HTML(bar(done, total, text)), display_id=True)
 
     def show(self, done: int, total: int, text: str, now: bool = False) -> None:
+        """`now`: update even if the last update is recent."""
         from IPython.display import HTML
 
         if now or done == total or time.monotonic() - self._at > CELL_EVERY_S:

@@ -201,6 +201,7 @@ class Replay:
         return [row for _, row in observer.rows]
 
     def here(self) -> Clock:
+        """The moment of the present state: its last round."""
         return Clock(self.position.task, max(self.position.round - 1, 0), done=max(self.round - 1, 0))
 
     def _schedule(self) -> Iterator[Clock]:
@@ -225,6 +226,7 @@ class Replay:
                 self._changes = [entry for entry in self._changes if entry["what"] != what]
 
     def _step(self) -> None:
+        """The next transaction: a round, the beginning or the end of a task."""
         self._say_changes()
         clock = next(self._schedule())
         cohort = self._participation.delivering(clock) if clock.phase == "round" else None

@@ -116,6 +116,7 @@ class FinishedExchange(NamedTuple):
 
     @property
     def traces(self) -> list[tuple[str, bytes]]:
+        """The profiler's traces of clients, by the name of their file."""
         return [trace for result in self.results for report in result.clients for trace in report.traces]
 
     @property

@@ -330,6 +330,7 @@ class Runtime:
         return self.experiment.rule if exchange.client is None else None
 
     def algorithm_at(self, clock: Clock) -> Algorithm:
+        """The algorithm with the hyper-parameters of this moment."""
         return in_force(self._versions, clock)
 
     def first_uplink(self) -> dict[str, Message]:
@@ -374,6 +375,7 @@ class Runtime:
         return ClientContext(**self._facts(clock), client=client, **own)
 
     def _facts(self, clock: Clock) -> dict[str, Any]:
+        """The fields that server and client contexts share at this moment."""
         return {
             "objective": self.objective_of(clock.task),
             "seed": self.experiment.seed,
@@ -426,6 +428,7 @@ class Runtime:
         return replace(data, previous=before)
 
     def reveal(self, ctx: Context, reads: Reads) -> Context:
+        """The context with the data that a probe declares to read."""
         if "proxy" in reads:
             ctx = replace(ctx, proxy=self._public_data)
         if "clients" in reads:
@@ -441,6 +444,7 @@ class Runtime:
         return tests
 
     def module_seed(self, ctx: Context) -> int:
+        """The seed for this context's address of the generator that modules draw from (dropout)."""
         return seeding.torch_seed(ctx.seed, "module", *ctx.address)
 
     def seed_modules(self, seed: int) -> None:
@@ -463,6 +467,7 @@ class Runtime:
         return [each for net in (self.objective, *self.net.values()) for each in (net.layout, net.buffer_layout)]
 
     def tensor_names(self) -> str:
+        """The checksum of the names and shapes of the tensors in the flat vectors, in their order."""
         names = [[(entry.name, entry.shape) for entry in layout.entries] for layout in self.layouts]
         return checksum(repr(names).encode())
 

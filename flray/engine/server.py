@@ -81,6 +81,8 @@ class Commit(NamedTuple):
 
 
 class Server:
+    """The server half of an experiment."""
+
     def __init__(
         self, runtime: Runtime, clients: ClientStore | None = None, progress: ProgressFile | None = None
     ) -> None:
@@ -112,6 +114,7 @@ class Server:
         check_model(self.algorithm.model_of(ctx, message), self.runtime.objective, method, what)
 
     def facts(self) -> dict[str, Any]:
+        """Facts about the model and the data, which the driver prints and records."""
         layout, buffers = self.runtime.objective.layout, self.runtime.objective.buffer_layout
         with errors_of(self.algorithm, "init_client"):
             client = self.algorithm.init_client(self.context(Clock()))
@@ -346,6 +349,7 @@ class Server:
         return metrics, probes
 
     def _look(self, ctx: Context, view: FinishView | RoundView) -> list[ProbeRow]:
+        """The rows of the server's probes for this view; their memory is staged."""
         observer = Observer(self.runtime.probes, self.runtime.reveal, self.memory)
         if observer.wants(view.place):
             standing = Standing(*self.runtime.probes.values())
@@ -477,6 +481,7 @@ class Server:
             return to_numpy(sendable(message, self.algorithm.published, "message"))
 
     def evaluate(self, clock: Clock) -> TestCounts:
+        """All tests of the global model, on the server."""
         published = self.published(clock)
         with self._errors_of(self.algorithm.predict, clock):
             return self.runtime.evaluate(published, self.context(clock))

@@ -134,6 +134,7 @@ class Simulation:
 
     @property
     def folder(self) -> Path:
+        """The folder that the run writes to at present."""
         return self.home.path
 
     # the run ----------------------------------------------------------------------------------
@@ -211,6 +212,7 @@ class Simulation:
         raise error
 
     def _check_process(self) -> None:
+        """Raises `FolderLostError` in a process that was forked from the run's own."""
         if os.getpid() != self._process:
             raise FolderLostError(
                 f"{self.home.shown} is the run of process {self._process}, from which this one was forked; only that "
@@ -281,6 +283,7 @@ class Simulation:
         return len(in_time)
 
     def _launch(self) -> tuple[Executor, Experiment]:
+        """(a ready executor, the experiment with automatic resources written out)."""
         return self.launch(self.experiment, self.folder, self.scenario, self.fingerprints, self.home.lock_id)
 
     def _restore(self, executor: Executor, facts: dict[str, Any], wanted: bool, before: Attempt | None) -> Attempt:
@@ -378,6 +381,7 @@ class Simulation:
 
     @contextlib.contextmanager
     def _display(self, run: Attempt, progress: bool) -> Iterator[Progress]:
+        """A context around the rounds of an attempt, with their display."""
         label = f"{method_name(self.experiment)} on {self.dataset.name}"
         total = self._rounds * len(self.scenario.stages)
         progress_file.remove(self.folder)
@@ -437,6 +441,7 @@ class Simulation:
         return untrained_reason(result.rounds) or collapse_reason(*last_test, split) or "finished"
 
     def _clocks(self, position: Position) -> list[Clock]:
+        """The transactions from the position on."""
         return list(schedule(position, self._rounds, len(self.scenario.stages)))
 
     def _task_boundary(self, run: Attempt, clock: Clock, show: Progress) -> bool:

@@ -142,6 +142,7 @@ def _no_function_modes() -> Iterator[None]:
 
 
 def _replace_function_modes(modes: list[Any]) -> None:
+    """Leave all modes of this thread for `modes`, of which the last is the innermost."""
     for _ in _get_current_function_mode_stack():
         _pop_mode()
     for mode in modes:
@@ -164,6 +165,7 @@ def _no_hooks_of_saved_tensors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_values(variables: dict[str, Any], **values: Any) -> Iterator[None]:
+    """With these values of a module's or an object's variables."""
     before = {name: variables[name] for name in values if name in variables}
     variables.update(values)
     try:

@@ -79,6 +79,7 @@ class Schedule:
         self._seconds: dict[int, float] = {}  # of a client's training; see `_plan`
 
     def step(self, number: int) -> ServerStep:
+        """Server step `number`, from 0."""
         while len(self._steps) <= number:
             self._steps.append(self._next())
         return self._steps[number]

@@ -147,6 +147,7 @@ class _Trial:
         self._trained = [p for p in self.parameters.values() if p.requires_grad]
 
     def seeded(self, call: Callable[[], T]) -> T:
+        """The result of a call under the trial's seed."""
         with preserve_globals():
             seed_globals(self.seed)
             return call()
@@ -175,6 +176,7 @@ class _Trial:
             )
 
     def run(self, x: Tensor) -> _Pass:
+        """A forward and backward pass in train mode under the trial's seed."""
         return self.seeded(lambda: self._run(x))
 
     def _run(self, x: Tensor) -> _Pass:

@@ -140,6 +140,7 @@ def _verdicts(group: Sequence[Tried]) -> str:
 
 
 def _columns(each: Tried) -> str:
+    """The columns that a claim compares."""
     columns = dict.fromkeys(each.claim.column(side) for side in (each.claim.better, each.claim.worse))
     return " against ".join(f"`{column}`" for column in columns)
 
@@ -232,6 +233,7 @@ def _points(value: float | None) -> str:
 
 
 def _scores(rows: pandas.DataFrame) -> str:
+    """Detectors on the runs of one grid."""
     from flray.results.detectors import summary  # which imports torch
 
     return to_markdown(summary(rows)[DRIFT if rows["drift"].any() else QUIET].round(3).reset_index())

@@ -257,6 +257,7 @@ _WORDS = {
 
 
 def axis_label(metric: str) -> str:
+    """The label of a metric on an axis: its words and the unit."""
     unit = " (%)" if is_share(metric) else " (nats)" if metric in ("test/loss", "val/loss") else ""
     return f"{in_words(metric)}{unit}"
 
@@ -363,6 +364,7 @@ def save_styled(figure: Figure, out: str | Path, style: str) -> list[Path]:
 
 
 def check_style(style: str | None) -> None:
+    """Raises `ConfigError` for a style that is none of `STYLES`."""
     if style is not None and style not in STYLES:
         raise unknown("--style", style, STYLES)
 

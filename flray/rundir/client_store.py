@@ -173,6 +173,7 @@ class FileStore(ClientStore):
             self._index[client] = _File(stamp, digest)
 
     def _note_old_file(self, client: int) -> None:
+        """The client gets another file, or none."""
         self._changed.add(client)
         if self._left is not None and client in self._index:
             self._left.add((client, self._index[client].stamp))
@@ -289,11 +290,13 @@ class _Arrays(NamedTuple):
 
 
 def _check_file(path: Path, file: _File) -> None:
+    """Raises `ValueError` if the checksum differs, `OSError` if the file cannot be read."""
     if file_checksum(path) != file.checksum.hex():
         raise ValueError("its checksum is not the one that was written")
 
 
 def _indexed_files(saved: Packed) -> list[tuple[int, _File]]:
+    """The index in a checkpoint's data: (client, file)."""
     arrays = _Arrays.read(saved)
     rows = zip(arrays.files.tolist(), arrays.checksums, strict=True)
     return [(client, _File(stamp, value.tobytes())) for (client, stamp), value in rows]

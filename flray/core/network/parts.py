@@ -112,6 +112,7 @@ class NetworkParts:
         return there
 
     def _is_module(self, name: str) -> bool:
+        """Whether a name is a submodule's, and not a parameter's."""
         owner, _, leaf = name.rpartition(".")
         return leaf in self._module.get_submodule(owner)._modules
 

@@ -166,6 +166,7 @@ class _Document(BaseDumper):
 
 
 def _style(data: str) -> str | None:
+    """The quotes of a text; None: those that PyYAML chooses."""
     return "'" if type(data) is str and _EXPONENT.fullmatch(data) else None
 
 

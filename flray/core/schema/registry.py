@@ -199,6 +199,7 @@ def _path(target: Any) -> str:
 
 
 def _imported_object(path: str) -> Any:
+    """What a module that is imported has at an import path; None: nothing."""
     module, _, name = path.partition(":")
     return attribute(sys.modules.get(module), name)
 

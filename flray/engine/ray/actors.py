@@ -196,6 +196,8 @@ class ClientActor:
 
 
 class ServerActor:
+    """The server of a run and the store of its folder, see :class:`Server` and :class:`RunStore`."""
+
     _server: Server | None = None
     _store: RunStore | None = None
 

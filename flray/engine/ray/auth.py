@@ -30,6 +30,7 @@ def auth_mode(address: str | None) -> str:
 
 
 def set_mode(address: str | None) -> None:
+    """Set `RAY_AUTH_MODE` for a connection to `address`, in this process and those that it starts."""
     os.environ["RAY_AUTH_MODE"] = mode = auth_mode(address)
     try:
         from flray.engine.ray.private.connection import read_environment
@@ -103,6 +104,7 @@ def _make_token() -> None:
 
 
 def refused(where: str, error: Exception) -> ResourceError:
+    """What to do about a token that is missing, wrong or not expected, at the cluster `where`."""
     mode = os.environ["RAY_AUTH_MODE"]
     if mode.lower() != "token":
         return ResourceError(

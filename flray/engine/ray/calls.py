@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 
 class ChunkRefs(NamedTuple):
+    """References to a chunk's sums and to the rest of its result, and the report."""
+
     sums: Any
     own: Any
     report: ChunkReport
@@ -60,6 +62,8 @@ Sums = tuple[Any, Part]  # a reference to them, and where they are
 
 
 class Begun(NamedTuple):
+    """A turn whose chunks were sent before it was planned, the kind of its plan, and the calls."""
+
     turn: Turn
     kind: tuple[Any, ...]
     calls: list[SentCall]
@@ -202,6 +206,7 @@ class CallsExecutor:
         return Begun(turn, plan.kind, [self.pool.send(*pair) for pair in pairs])
 
     def _taken(self, turn: Turn, plan: ExchangePlan) -> dict[int, SentCall]:
+        """By chunk the calls that have begun with this turn. Those of another turn or plan are taken back."""
         begun, self._begun = self._begun, None
         if begun is None:
             return {}

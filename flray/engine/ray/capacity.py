@@ -14,6 +14,7 @@ PARTS = 10_000  # of a CPU or a GPU, in which Ray counts
 
 
 def in_parts(amount: float) -> int:
+    """An amount of CPUs or GPUs as Ray counts it."""
     return round(amount * PARTS)
 
 
@@ -32,6 +33,7 @@ def gpu_share(actors: int) -> float:
 
 
 def shares(need: Mapping[str, float]) -> str:
+    """What an actor takes, in words."""
     return f"{need['num_cpus']:g} CPUs and {need['num_gpus']:g} GPUs"
 
 
@@ -76,6 +78,7 @@ def num_client_actors(
 
 
 def _most(nodes: list[tuple[float, float]], client: dict[str, float], server: dict[str, float]) -> int:
+    """The most client actors that nodes with these (CPUs, GPUs) hold beside the server."""
     return max((count_fitting(rest, client) for rest in _without_server(nodes, server)), default=0)
 
 

@@ -221,6 +221,7 @@ def forks() -> tuple[str, str] | None:
 
 
 def leave_forks() -> None:
+    """The parent of the workers of a Ray that has ended here ends."""
     while _forked:
         _forked.pop().close()
 
@@ -345,6 +346,7 @@ def _init(where: str, **options: Any) -> None:  # Any: options of `ray.init`
 
 
 def _silence() -> None:
+    """No log of a dead process of Ray on the terminal."""
     try:
         from flray.engine.ray.private.connection import silence
 

@@ -78,6 +78,7 @@ def newest() -> ActorPool | None:
 
 
 def register(pool: ActorPool) -> None:
+    """Count a pool that was not made by :func:`lease`."""
     cluster.borrowers.append(pool)
 
 
@@ -98,6 +99,7 @@ def give_back(pool: ActorPool, *, busy: bool = False) -> None:
 
 
 def end(pool: ActorPool) -> None:
+    """End the actors of a pool, whoever has it."""
     with cluster.lock:
         if pool in cluster.borrowers:
             cluster.borrowers.remove(pool)

@@ -107,12 +107,14 @@ class ActorPool:
         self.thread, self.moved = threading.get_ident(), time.monotonic()
 
     def connected(self) -> bool:
+        """Whether this process is still connected to the Ray of these actors, and that is alive."""
         return self._here() and not alive.lost(self.connection)
 
     def _here(self) -> bool:
         return os.getpid() == self._process and ray.is_initialized() and connection_id() == self.connection
 
     def fits(self, client: dict[str, float], server: dict[str, float], group: Any) -> bool:
+        """Whether these actors can serve a run that asks for such shares, in this group."""
         return self.connected() and self.resources == (client, server) and self.group == group
 
     def has_sources(self, sources: Mapping[str, str]) -> bool:
@@ -326,6 +328,7 @@ class ActorPool:
         return SentCall(actor, payload, report, self._lives[actor])
 
     def cancel(self, calls: Iterable[Ref]) -> None:
+        """Take calls back that their actors have not begun."""
         if self.connected():  # else this would start a new Ray
             for ref in calls:
                 ray.cancel(ref, force=False)
