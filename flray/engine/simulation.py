@@ -125,7 +125,8 @@ class Simulation:
         self._resumable = False  # STATUS says `running`
         self._ended = ""  # STATUS of a run that had ended before a resume, which has no round to run
         self._flops: dict[str, StepFlops] = {}  # of a local step, by its kind
-        self._stored: tuple[Clock | None, set[int]] = None, set()  # an exchange, its clients that had a state before it
+        # an exchange, the kinds of its steps, its clients that had a state before it
+        self._counted: tuple[Clock | None, dict[bool, str], set[int]] = None, {}, set()
         self._versions = experiment.versions
         self._participation = Participation(experiment, self.scenario, self._planned_work, self._stateful)
         self._rounds = experiment.rounds  # of a task; those that end in time, once `until` is planned
@@ -221,7 +222,7 @@ class Simulation:
 
     def _start(self, attempt: int, progress: bool, resume: bool, before: Attempt | None) -> Attempt:
         """Start server and clients, and restore the run. `before`: the attempt whose server died, or None."""
-        self._flops, self._stored = {}, (None, set())  # the server has those of its checkpoint
+        self._flops, self._counted = {}, (None, {}, set())  # the server has those of its checkpoint
         with stage("starting server and clients", progress):
             executor, self.experiment = self._launch()
         self._executor = executor
@@ -601,7 +602,7 @@ class Simulation:
             if (step := self._participation.step(plan.clock)) is not None:
                 self._add_ages(exchanged, step, row)
             if plan.exchange.client is None:
-                kinds, stored = self._kinds(plan), self._stored[1]
+                _, kinds, stored = self._counted
                 row["client_flops"] += sum(self._flops[kinds[c["client"] in stored]].of(c) for c in exchanged.rows)
             client_rows += exchanged.rows
             self._record_probes(run, clock, exchanged.probe_rows)
@@ -654,36 +655,31 @@ class Simulation:
             why = "no client has a state yet" if who == "stateful" else f"none of {len(clients)} clients holds a sample"
             warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning)
 
-    def _kinds(self, plan: ExchangePlan) -> dict[bool, str]:
-        """The kinds of local steps of an exchange, without and with a client's stored state."""
-        algorithm = in_force(self._versions, plan.clock)
-        return {stored: step_kind(plan, algorithm, stored) for stored in (False, True)}
-
     def _count_flops(self, run: Attempt, plan: ExchangePlan | None, cohort: np.ndarray | None) -> float:
         """Count the FLOPs of a local step of each kind that this exchange has, once in a run; returns the seconds of
         it."""
+        if plan is None or plan.exchange.client is not None or plan.clock == self._counted[0]:
+            return 0.0
         began, stateful = time.perf_counter(), run.executor.facts["own_state"]
-        if plan is None or plan.exchange.client is not None:
-            return 0.0
-        kinds = self._kinds(plan)
-        if self._stored[0] == plan.clock if stateful else kinds[False] in self._flops:
-            return 0.0
-        chunks = [chunk for turn in self._participants(run, plan, cohort)[1] for chunk in turn.chunks]
-        clients = [client for chunk in chunks for client in chunk.clients]
-        stored = set(run.executor.call(Server.stored, clients) if stateful else ())
-        self._stored = plan.clock, stored
-        for has, kind in kinds.items():
-            among = stored if has else set(clients) - stored
-            if not among or kind in self._flops:
-                continue
-            try:
-                largest = largest_client(chunks, among)
-                self._flops[kind] = run.executor.call(Server.step_flops, kind, plan.exchange, largest)
-            except AlgorithmError as error:  # the run itself may succeed
-                self._flops[kind] = StepFlops(math.nan, math.nan)
-                why = str(error).partition("\n")[0]
-                warn(f"client_flops of {plan.clock} are not counted: {why}")
+        algorithm, stored = in_force(self._versions, plan.clock), set[int]()
+        kinds = {has: step_kind(plan, algorithm, has) for has in (False, True)}  # a stored state
+        if stateful or kinds[False] not in self._flops:
+            chunks = [chunk for turn in self._participants(run, plan, cohort)[1] for chunk in turn.chunks]
+            clients = [client for chunk in chunks for client in chunk.clients]
+            stored = set(run.executor.call(Server.stored, clients) if stateful else ())
+            for among, kind in ((set(clients) - stored, kinds[False]), (stored, kinds[True])):
+                if among and kind not in self._flops:
+                    self._flops[kind] = self._flops_of(run, plan, kind, largest_client(chunks, among))
+        self._counted = plan.clock, kinds, stored
         return time.perf_counter() - began
+
+    def _flops_of(self, run: Attempt, plan: ExchangePlan, kind: str, client: Chunk) -> StepFlops:
+        try:
+            return run.executor.call(Server.step_flops, kind, plan.exchange, client)
+        except AlgorithmError as error:  # the run itself may succeed
+            why = str(error).partition("\n")[0]
+            warn(f"client_flops of {plan.clock} are not counted: {why}")
+            return StepFlops(math.nan, math.nan)
 
     def _record_probes(self, run: Attempt, clock: Clock, rows: Sequence[tuple[str, Row]]) -> None:
         at = clock.complete
