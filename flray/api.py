@@ -26,7 +26,7 @@ from flray.config.launch_context import working_folder
 from flray.config.loader import load_config
 from flray.config.overrides import pair, scalar, several
 from flray.config.suited import cautions
-from flray.core.schema.errors import ConfigError, FlrayError, unknown
+from flray.core.schema.errors import ConfigError, FlrayError
 from flray.core.schema.plain import plain
 from flray.log import LOGGER
 from flray.results.notebook import Run, Runs, listed_runs, load
@@ -296,11 +296,9 @@ def report(
 
     `runs` as in :func:`compare`. Raises `FlrayError` in one line.
     """
-    from flray.results.report_page import FORMATS, gather, write
+    from flray.results.report_page import form_of, gather, write
 
-    form = Path(out).suffix.removeprefix(".") or "html"
-    if form not in FORMATS:
-        raise unknown("report format", form, FORMATS)
+    form = form_of(out)
     folders = listed_runs(runs)
     page = gather(folders, metric, against, drawn=form == "html", lead=sweep_lead(folders, form == "html"))
     warn_left_out(page.broken, page.notes)

@@ -448,7 +448,8 @@ class Studies:
             for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 if (last := stopped.get(self.key(group, frozen.number))) is not None:
                     with self._writing():
-                        _set(optuna.Trial(study, frozen._trial_id), {**_facts(last), "status": "pruned"})
+                        for name, value in {**_facts(last), "status": "pruned"}.items():
+                            study._storage.set_trial_user_attr(frozen._trial_id, name, value)
                         study.tell(frozen.number, state=TrialState.PRUNED)
 
     def ended(self) -> list[tuple[str | None, FrozenTrial]]:

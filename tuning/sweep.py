@@ -287,7 +287,7 @@ def _tune(sweep: Sweep, folder: Path, studies: Studies, placement: Any, progress
 
     if progress:
         LOGGER.info(f"{sweep.name}: {total} trials, {placement.why}")
-    Background(lambda: import_module("matplotlib.pyplot"))  # for the figures, before they need it
+    Background(lambda: import_module("matplotlib.figure"))  # for the figures, before they need it
     with Show(sweep.name, total, done, sweep.objective, progress) as show:
         studies.on_reuse = show.reused
         drive(

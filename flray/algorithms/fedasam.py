@@ -26,8 +26,8 @@ class FedASAM(FedSAM, frozen=True):
 
     def perturbed(self, ctx: Context, local: SGDState, g: Tensor) -> Tensor:
         objective = ctx.objective
-        out = objective.scratch("magnitude", local.w)
-        scale = magnitude(local.w, objective.layout.entries, self.eta, self.scaled, out)
+        entries, values = objective.layout.entries, objective.scratch("magnitude", local.w)
+        scale = magnitude(local.w, entries, self.eta, self.scaled, values)
         spans = parameter_subset(objective, self.perturb).spans
         out = scratch_parameters(objective, local.w, self.perturb)
         return ascend(local.w, g.mul_(scale), self.rho, spans, scale, self.eps, out=out)

@@ -6,8 +6,8 @@ appends them: Phi <- [Phi, orth(U_k - Phi Phi^T U_k)] (Eq. 9, made orthonormal).
 P_t.
 Test: omega = [ ||F P_tau|| ], for features F of one sample, a batch or a window, is compared with each client's
 references: omega of the features that it stored of each task. The clients vote for a task, whose head predicts (Eqs.
-10, 11). Beside it, for comparison (`simple_predictors`), the nearest class mean of these features, linear discriminant
-analysis whose statistics follow the network, and the energy of the logits.
+10, 11). `simple_predictors` adds three others for comparison: the nearest class mean of these features, linear
+discriminant analysis whose statistics follow the network, and the energy of the logits.
 """
 
 from __future__ import annotations
@@ -230,6 +230,9 @@ class FedProTIP(Protected[PredictingState, ProTIPDown, PredictingClient, ProTIPL
             f"task): a task without a block cannot be predicted; {fit} a model with wider features (pool_out)"
         )
 
+    def init_client(self, ctx: Context) -> PredictingClient:
+        return PredictingClient.of(self.own_statistics(ctx.objective.initial()[1]), features={})
+
     def broadcast(self, ctx: Context, state: PredictingState) -> ProTIPDown:
         old = state.old if ctx.clock.phase == "task_end" else None
         return ProTIPDown(state.w, state.b, state.blocks, state.spaces, old)
@@ -253,6 +256,16 @@ class FedProTIP(Protected[PredictingState, ProTIPDown, PredictingClient, ProTIPL
         rows = tuple((layer.stored(local.grad), basis) for layer, basis in layers)
         return local.replace(trained=trained, protected=rows)
 
+    def batches(
+        self,
+        ctx: ClientContext,
+        broadcast: ProTIPDown,
+        client: PredictingClient,
+        local: ProTIPLocalState,
+        data: ClientData,
+    ) -> Iterable[Batch]:
+        return self.split(ctx, data)[0].batches(self.batch_size, steps=ctx.num_steps)
+
     def direction(self, ctx: ClientContext, broadcast: ProTIPDown, local: ProTIPLocalState, g: Tensor) -> Tensor:
         """FedAvg's, of the projected gradient; `g` is `local.grad`, whose rows are projected in place."""
         if self.decay_projection == "none":
@@ -266,6 +279,17 @@ class FedProTIP(Protected[PredictingState, ProTIPDown, PredictingClient, ProTIPL
         if self.decay_projection == "project":
             self.project_(local)
         return self.optimizer_direction(local, g)
+
+    def end(
+        self,
+        ctx: ClientContext,
+        broadcast: ProTIPDown,
+        client: PredictingClient,
+        local: ProTIPLocalState,
+        data: ClientData,
+    ) -> tuple[Update, PredictingClient]:
+        update, _ = super().end(ctx, broadcast, client, local, data)
+        return update, PredictingClient.of(self.own_statistics(local.b), features=client.features)
 
     # the end of a task ----------------------------------------------------------------------------
     def next_exchange(self, ctx: Context, state: PredictingState) -> Exchange | None:
@@ -303,7 +327,7 @@ class FedProTIP(Protected[PredictingState, ProTIPDown, PredictingClient, ProTIPL
             first = first_task and not broadcast.spaces
             ranks = self.space_first, self.space_later
             rank = space_rank(ctx.population, first_task, first, *ranks)
-            if first and self.merge == "parallel":  # it may be any of the clients: the server cuts
+            if first and self.merge == "parallel":  # who is first is not known yet: the server cuts
                 rank = max(rank, space_rank(ctx.population, True, False, *ranks))
         spaces = tuple({SPACE: block} for block in broadcast.spaces)
         space = self.directions(ctx, features.T, spaces, SPACE, rank)
@@ -366,30 +390,6 @@ class FedProTIP(Protected[PredictingState, ProTIPDown, PredictingClient, ProTIPL
         held[u.argmin()], held[u.argmax()] = True, False
         return data.only(numbers[~held]), data.only(numbers[held][u[held].argsort()])
 
-    def batches(
-        self,
-        ctx: ClientContext,
-        broadcast: ProTIPDown,
-        client: PredictingClient,
-        local: ProTIPLocalState,
-        data: ClientData,
-    ) -> Iterable[Batch]:
-        return self.split(ctx, data)[0].batches(self.batch_size, steps=ctx.num_steps)
-
-    def init_client(self, ctx: Context) -> PredictingClient:
-        return PredictingClient.of(self.own_statistics(ctx.objective.initial()[1]), features={})
-
-    def end(
-        self,
-        ctx: ClientContext,
-        broadcast: ProTIPDown,
-        client: PredictingClient,
-        local: ProTIPLocalState,
-        data: ClientData,
-    ) -> tuple[Update, PredictingClient]:
-        update, _ = super().end(ctx, broadcast, client, local, data)
-        return update, PredictingClient.of(self.own_statistics(local.b), features=client.features)
-
     @property
     def relevance_exchange(
         self,
@@ -438,12 +438,12 @@ class FedProTIP(Protected[PredictingState, ProTIPDown, PredictingClient, ProTIPL
             statistics=statistics, discriminants=discriminants(statistics), old=(state.w, state.b), moments=None
         )
 
+    # prediction -----------------------------------------------------------------------------------
     @property
     def tip_batch(self) -> int:
         """The number of samples that share a prediction in the modes of batches."""
         return self.tip_batch_size or self.batch_size
 
-    # prediction -----------------------------------------------------------------------------------
     def relevance_blocks(self, spaces: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The blocks in omega."""
         return spaces[1:] if self.block_set == "skip_first" else spaces

@@ -115,8 +115,8 @@ class PerFedAvg(FedAvg[ServerState, Broadcast, Update, OwnStatistics, MetaLocalS
     ) -> Predictor:
         local = self.local_state(ctx, broadcast.w, self.statistics_before(broadcast, client))
         if (self.adaptation or ("meta" if self.form == "code" else "step")) == "step":
-            w = local.w
-            for first in itertools.islice(batches, 1):
+            w, first = local.w, next(iter(batches), None)
+            if first is not None:
                 w = self.adapt(ctx, local, self.gradient(ctx, broadcast, client, local, first)[1])
             return ctx.objective.at(w, local.b)
         per_epoch = max(int(self.epoch_batches(np.array(ctx.num_examples))), 1)

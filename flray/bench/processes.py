@@ -43,7 +43,7 @@ def costs(repeats: int) -> dict[str, tuple[float, str]]:
 
 
 def _timed(bench: str, arguments: Sequence[str], code: int = 0) -> tuple[float, str]:
-    """(seconds of a whole Python process that imports this flray, the last line that it printed)."""
+    """(seconds of a whole Python process that can import this flray, the last line that it printed)."""
     began = time.perf_counter()
     done = subprocess.run([sys.executable, *arguments], env=_environment(), capture_output=True, text=True)
     if done.returncode != code:

@@ -47,7 +47,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     def command(ctx: typer.Context, quiet: bool, verbose: bool, **options: Any) -> None:
         if quiet or verbose:
             set_level(quiet, verbose)
-        if ctx.obj:  # of a verb of before
+        if ctx.obj:  # of an earlier release's verb
             LOGGER.info(ctx.obj)
         function(**options, **({"ctx": ctx} if "ctx" in parameters else {}))
 
@@ -90,7 +90,8 @@ BEFORE = {
 
 
 class FirstPage(TyperGroup):
-    """The command line with a help of one screen. A verb of before works, and a line names the new one."""
+    """The command line with a help of one screen. A verb of an earlier release works, and a line names the new
+    one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         verb, *rest = args

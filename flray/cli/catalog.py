@@ -220,7 +220,9 @@ def _summary(target: Any, kind: str) -> str:
 
 def _shares_file(target: Any, kind: str) -> bool:
     """Whether the file that defines it says of several what they have in common: drifts, trackers, attacks."""
-    return kind in ("drifts", "trackers") or getattr(target, "__module__", "") == "flray.uplink.attack"
+    from flray.uplink.attack import Attack
+
+    return kind in ("drifts", "trackers") or (kind == "uplinks" and issubclass(target, Attack))
 
 
 def _file_doc(target: Any) -> str:

@@ -70,8 +70,9 @@ def _write_accuracies(run: Run) -> None:
 
 
 def _longer(run: Run, rounds: int) -> list[str]:
-    """The command that resumes a run of `rounds` rounds for twice as many; none where `resume` would refuse it: a noise
-    that was solved for an epsilon, and a file of cohorts, hold for the rounds that were planned."""
+    """The command that resumes a run of `rounds` rounds for twice as many; none over tasks, where it would be
+    another experiment, and where `resume` would refuse it: a noise that was solved for an epsilon, and a file of
+    cohorts, hold for the rounds that were planned."""
     from flray.results.tables import settings
 
     config = settings(run)

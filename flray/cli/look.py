@@ -29,7 +29,7 @@ from flray.cli.output import (
     write_json,
     write_rows,
 )
-from flray.core.schema.errors import ConfigError, FlrayError, unknown
+from flray.core.schema.errors import ConfigError, FlrayError
 from flray.engine.progress import stage
 from flray.files import check_local
 from flray.log import LOGGER
@@ -237,11 +237,9 @@ def report(
     """
     from flray.api import sweep_lead
     from flray.results.readable import warn_left_out
-    from flray.results.report_page import FORMATS, gather, write as write_page
+    from flray.results.report_page import form_of, gather, write as write_page
 
-    form = format or (out.suffix if out is not None else "").removeprefix(".") or "html"
-    if form not in FORMATS:
-        raise unknown("report format", form, FORMATS)
+    form = form_of(out, format)
     page = gather(folders, metric, against, drawn=form == "html", lead=sweep_lead(folders, form == "html"))
     warn_left_out(page.broken, page.notes)
     write(write_page(page, out or Path(f"report.{form}"), form))

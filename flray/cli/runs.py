@@ -130,8 +130,9 @@ def _show(cells: list[Experiment], config: Path, imports: list[str], out: Path |
 
 
 def from_file(experiment: Experiment, file: Path, imports: list[str]) -> list[str]:
-    """`key: value (file: value)` for each key that differs from the file's own, or that the file does not have and that
-    is not the default. Nothing if the file alone is a grid or no complete configuration."""
+    """`key: value (file: value)` for each key that differs from the file's own, that the file has as a section, or
+    that it does not have and that is not the default. Nothing if the file alone is a grid or no complete
+    configuration."""
     try:
         cells = load_config(file, [], imports)
     except ConfigError:

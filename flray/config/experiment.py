@@ -120,7 +120,7 @@ class CohortConfig(Section, serialize_by_alias=True):
 
     @property
     def not_addressed(self) -> str:
-        """The key that chooses another cohort than that which a seed draws of the expected size; "": none does."""
+        """The option in place of the addressed draw of a cohort, `cohort.from` or `cohort.sampling=...`; "": none."""
         sampled = "" if self.sampling == "addressed" else f"cohort.sampling={self.sampling}"
         return "cohort.from" if self.file else sampled
 
@@ -402,8 +402,8 @@ class Experiment(Section):
         if self.tasks is not None:
             self.tasks.check_algorithm(self.algorithm, algorithm_name(self.algorithm))
         if self.evaluate.validation is not None and (self.evaluate.finetune_epochs or not self.algorithm.global_model):
-            what = f"algorithm {algorithm_name(self.algorithm)}"
-            what = "evaluate.finetune_epochs" if self.evaluate.finetune_epochs else what
+            tuned = self.evaluate.finetune_epochs
+            what = "evaluate.finetune_epochs" if tuned else f"algorithm {algorithm_name(self.algorithm)}"
             raise ConfigError(
                 f"evaluate.validation: {what} tests each client on the test set; leave one of the two out"
             )

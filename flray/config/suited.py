@@ -14,8 +14,8 @@ from flray.uplink.chain import Uplink
 
 
 def cautions(experiments: Iterable[Experiment]) -> list[str]:
-    """The sentences of `AlgorithmSection.unsuited` for each experiment, after the algorithm's name, and its options
-    that change nothing (:func:`ignored`), and what an epsilon assumes (:func:`assumed`); each once."""
+    """The sentences of `MethodSection.unsuited` for each experiment, after the method's name, and its options that
+    change nothing (:func:`ignored`), and what an epsilon assumes (:func:`assumed`); each once."""
     sentences: dict[str, None] = {}
     for experiment in experiments:
         unsuited = _of_versions(experiment)

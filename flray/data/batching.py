@@ -73,14 +73,13 @@ class Normalizer:
 class Batches:
     """The local epochs of one client: a sized iterable that gives the same batches in each iteration.
 
-    Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`; without `rng`, or with `shuffle=False`, in
-    their own order; or as `listed` says. The last batch may be short: `last_batch` keeps it, drops it or merges it into
-    the one before (an only batch stays). `epochs=None`: as many as `steps` need. With both, `steps` ends the iteration
-    earlier, also within an epoch. Augmentation draws from `rng("augment", e)` for all samples of the epoch at once, so
-    results do not depend on `CHUNK`. With `rows=(first, last)` each batch has only these of its rows: the share of one
-    of several workers. `x` and `y` may be read-only memory maps, or tensors on the device. `gathered(B, e)`: the
-    batches of B samples of epoch e if they exist; not asked for with augmentation.
-    """
+    Epoch e visits `indices` in the order `rng("batches", e).permutation(n)`; without `rng`, or with `shuffle=False`,
+    in their own order; or as `listed` says. The last batch of an epoch may be short: `last_batch` keeps it, drops it
+    or merges it into the one before (an only batch stays). `epochs=None`: as many as `steps` need. With both,
+    `steps` ends the iteration earlier, also within an epoch. Augmentation draws from `rng("augment", e)` for all
+    samples of the epoch at once, so results do not depend on `CHUNK`. With `rows=(first, last)` each batch has only
+    these of its rows: the share of one of several workers. `x` and `y` may be read-only memory maps, or tensors on
+    the device. `gathered(B, e)`: the batches of B samples of epoch e if they exist; not asked for with augmentation."""
 
     def __init__(
         self,

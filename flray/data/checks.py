@@ -172,6 +172,7 @@ def check_fit(raw: Splits, config: DataConfig) -> None:
         raise DataError(f"data.pca: {config.pca} components of {raw.train.x.shape[1]} features; set it lower")
 
 
+# the result of a user's own source ---------------------------------------------------------------
 FORM = "return Splits(Split(x, y), Split(test_x, test_y), classes) (flray.data.splits)"
 LINES = {  # fields of several texts; None: of none
     "notes": "return several texts, for example ('3 rows have no label',)",

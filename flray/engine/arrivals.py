@@ -1,4 +1,5 @@
-"""Who delivers when, on the virtual clock: known before anybody trains, from the devices and the planned work."""
+"""Who takes part in an exchange, in which chunks, and when each client delivers on the virtual clock: known before
+anybody trains, from the devices and the planned work."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """FLOPs of clients' local steps: counted once for each kind of step, on extra steps whose results are discarded.
 
-The extra steps change no bit of the run. They are those of the largest client of the kind in the first exchange that
-has one: a step of another client with a smaller memory may cost less. `CountFlops` counts matrix products, convolutions
-and attention in `Algorithm.step`; a multiplication and an addition are two FLOPs. This includes FedSOL's perturbation,
-FedProj's memory and a teacher. It counts no element-wise operation, no vector `[P]`, nothing before a client's first or
-after its last step, no exchange without local steps, no test, and nothing of the server half.
-"""
+The extra steps change no bit of the run. They are those of the largest client in the first exchange with steps of
+the kind; a client of that kind with a smaller replay memory may take cheaper steps. `CountFlops` counts matrix
+products, convolutions and attention in `Algorithm.step`; a multiplication and an addition are two FLOPs. This
+includes FedSOL's perturbation, FedProj's memory and a teacher. It counts no element-wise operation, no vector `[P]`,
+nothing before a client's first or after its last step, no exchange without local steps, no test, and nothing of the
+server half."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def step_kind(plan: ExchangePlan, algorithm: Algorithm, stored: bool) -> str:
     each field of the broadcast (MFCL sends a teacher from the second task on), the hyper-parameters but the rate, and
     whether the client has a stored state (DER's memory)."""
     clock, sizes = plan.clock, sorted(plan.down_bytes.items())
-    fields = set(type(algorithm).model_fields) - {"lr", "lr_decay"}  # and no cached value of a class of the user's
+    fields = set(type(algorithm).model_fields) - {"lr", "lr_decay"}  # not `vars`: a user's class may cache values
     options = sorted((name, getattr(algorithm, name)) for name in fields)
     parts = (plan.exchange.name, clock.phase, clock.task, clock.round == 0, sizes, len(plan.shared), options, stored)
     return checksum(repr(parts).encode())

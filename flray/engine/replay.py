@@ -109,7 +109,7 @@ class Replay:
         beyond = saved is not None and (
             saved.phase != "round" if saved.done == round else saved.phase == "task_end" and saved.round < self._rounds
         )
-        if beyond:  # of the task's end, which may be one before rounds were added, or of the next one's beginning
+        if beyond:  # saved after this task's end, which may be a former one, or at the next task's beginning
             saved = self.executor.call_store(RunStore.load, at_most=round, after=("round",))
         if saved is not None:
             self.position = saved
@@ -217,7 +217,8 @@ class Replay:
         return self._participation.turns(plan, cohort, self.executor.num_chunks)[1]
 
     def _say_changes(self) -> None:
-        """Warn of each change that a resume accepted after the next round, which the run has computed without it."""
+        """Warn of each change that a resume accepted later: the run computed the next round without it, this replay
+        computes it with it."""
         later = [entry for entry in self._changes if entry["done"] > self.round]
         for what, entry in {entry["what"]: entry for entry in reversed(later)}.items():  # the next change of each
             if (now := self._now[what]) != entry["was"]:

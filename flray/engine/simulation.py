@@ -309,7 +309,7 @@ class Simulation:
         if damaged:  # the server actor's own warning stays in a log file
             warn(f"{self.home.shown}/checkpoints: {', '.join(damaged)} damaged; going on after round {position.done}")
         status = Run(self.folder).status if wanted and before is None else ""
-        # not a divergence in a round or at a task's end, which comes again, or whose round a resume leaves out
+        # `diverged in round N` and `diverged at ...` are no end here: the resume repeats that moment, or leaves it out
         if status.startswith(("finished", "diverged: ")) and not any(
             c.phase == "round" for c in self._clocks(position)
         ):
@@ -364,8 +364,8 @@ class Simulation:
             raise CheckpointError(f"{error}, and run: flray resume {quoted(self.home.shown)}") from error
 
     def _announce(self, run: Attempt) -> None:
-        """Write `running` to STATUS. From here on the folder contains a run, also after a failure. The model of an end
-        that is none any more goes."""
+        """Write `running` to STATUS. From here on the folder contains a run, also after a failure. Where rounds follow,
+        removes the final model of the end before."""
         self._status(run, "running")
         self._resumable = True
         self.home.begin()  # an error before this line, such as a full disk, removes a new run
@@ -393,16 +393,16 @@ class Simulation:
             yield show
 
     def _begin(self, run: Attempt) -> Iterable[tuple[Clock, Clock | None]]:
-        """Test the initial model, the first point of learning curves, and that of a run which a resume ends where it
-        stands; (each transaction from the attempt's position on, the next one if it is a round, which the server may
-        plan ahead)."""
+        """Test the initial model, with which learning curves begin. Where a resume ends a run at its last round, test
+        that round. Returns the transactions that are left, each with the next one if that is a round, which the server
+        may plan ahead."""
         at, tests = run.position, self.experiment.algorithm.global_model
         if at == START and tests and self.experiment.evaluate.every and 0 not in run.recorder.tests.stored_rounds:
             self._record_test(run, run.executor.test(Clock(phase="task_begin")), START, {})
         ended = tests and at.phase == "round" and at.round == self._rounds
         if ended and at.done in untested_rounds(self.folder / "rounds"):
             # whatever moment a kill comes at, the row has a test only where the table of tests has its rows
-            run.recorder.tests.truncate(Position(0, 0, at.done - 1, PHASES[-1]))
+            run.recorder.remove_tests(at.done)
             row: Row = {}
             self._test(run, Clock(at.task, at.round - 1, done=at.done - 1), row)
             run.recorder.flush()
@@ -663,7 +663,9 @@ class Simulation:
         began, stateful = time.perf_counter(), run.executor.facts["own_state"]
         algorithm, stored = in_force(self._versions, plan.clock), set[int]()
         kinds = {has: step_kind(plan, algorithm, has) for has in (False, True)}  # a stored state
-        if stateful or kinds[False] not in self._flops:
+        known = [self._flops.get(kind) for kind in kinds.values()]
+        alike = None not in known and known[0] == known[1]  # a stored state costs nothing
+        if not alike if stateful else known[0] is None:
             chunks = [chunk for turn in self._participants(run, plan, cohort)[1] for chunk in turn.chunks]
             clients = [client for chunk in chunks for client in chunk.clients]
             stored = set(run.executor.call(Server.stored, clients) if stateful else ())

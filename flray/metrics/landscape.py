@@ -1,6 +1,7 @@
 """Sharpness of the loss at the global model: the largest eigenvalues of its Hessian (FedSOL Figure 8).
 
-The loss on a plane through a model lies along its two sharpest directions or two filter-normalised random ones."""
+Also the loss on a plane through a model that two directions span: the sharpest ones, or filter-normalised random
+ones."""
 
 from __future__ import annotations
 
@@ -121,10 +122,10 @@ def loss_on_plane(
 
     `w`, `x`, `y [P]` are a point and two directions. `watch` iterates over the points, for example a progress bar.
     """
-    losses = np.empty((len(at), len(at)))
-    for row, column in watch(list(np.ndindex(losses.shape))):
-        losses[row, column] = loss(w + float(at[column]) * x + float(at[row]) * y)
-    return losses
+    grid = np.empty((len(at), len(at)))
+    for row, column in watch(list(np.ndindex(grid.shape))):
+        grid[row, column] = loss(w + float(at[column]) * x + float(at[row]) * y)
+    return grid
 
 
 def mean_loss(ctx: Context, b: Tensor, sample: ProbeSample) -> Callable[[Tensor], float]:

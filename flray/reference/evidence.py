@@ -254,8 +254,8 @@ def _read(content: Evidence) -> Iterator[tuple[str, str, str]]:
 
 
 def check_read(table: pandas.DataFrame, content: Evidence, configs: Path) -> None:
-    """Raises `ConfigError` for a run without rows that no grid of its setting makes, and for a column that is not in
-    the table."""
+    """Raises `ConfigError` for a run without rows that no grid of its setting makes, and for a column that the table
+    lacks though the run has rows."""
     made: dict[str, list[str]] = {}  # of a setting without rows of a run: its runs
     for name, run, column in dict.fromkeys(_read(content)):
         if len(_of(table, name, run)):
@@ -424,8 +424,9 @@ def updated(old: pandas.DataFrame, new: pandas.DataFrame, present: Mapping[tuple
     rounds: dict[Any, int] = {}
     if "status" in new:  # the table of detectors has none
         rounds = new[new["status"] == "finished"].groupby(names[:2])["done"].max().to_dict()
-    reasons = [_stale(row, present, rounds) for row in kept.to_dict("records")]
-    for row, why in zip(kept.to_dict("records"), reasons, strict=True):
+    records = kept.to_dict("records")
+    reasons = [_stale(row, present, rounds) for row in records]
+    for row, why in zip(records, reasons, strict=True):
         if why:
             LOGGER.warning(f"left out: {row['setting']}, {row['run']}, seed {row['seed']}: {why}")
     kept = kept[np.array([not why for why in reasons], dtype=bool)]

@@ -411,16 +411,16 @@ def render(rows: pandas.DataFrame) -> Table:
     return rich_table(HEADS, map(_cells, rows.to_dict("records")), right, title, caption, title_justify="left")
 
 
-def worth(judged: Any) -> list[str]:
+def worth(row: Any) -> list[str]:
     """Of a row of `table_of`: how often the verdict comes by chance, and the smallest difference that the seeds detect,
     as sentences."""
     said = []
-    if not math.isnan(judged["chance"]):
-        share = "below 0.1 %" if judged["chance"] < 0.001 else f"{100 * judged['chance']:.1f} %"
-        said.append(f"comes by chance: {share} {judged['chance_of']}")
-    if not math.isnan(judged["seen"]):
+    if not math.isnan(row["chance"]):
+        share = "below 0.1 %" if row["chance"] < 0.001 else f"{100 * row['chance']:.1f} %"
+        said.append(f"comes by chance: {share} {row['chance_of']}")
+    if not math.isnan(row["seen"]):
         power = f"with {100 * POWER:.0f} % power these seeds see"
-        said.append(f"{power} {judged['seen']:.1f} points {judged['seen_of']}")
+        said.append(f"{power} {row['seen']:.1f} points {row['seen_of']}")
     return said
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flray.metrics.detection import delays, false_alarms, on_before, scores
-from flray.metrics.names import OF_ALARMS
 from flray.rundir.reader import Run
 
 if TYPE_CHECKING:
@@ -82,16 +81,15 @@ def detected(labels: NDArray[np.bool_], said: NDArray[np.bool_]) -> dict[str, fl
     false = false_alarms(labels, said)
     if not labels.any():
         return {"false_alarms": false}
-    adjusted, delay = scores(labels, said, adjust=True).f1, delays(labels, said)[0]
-    numbers = (
-        *scores(labels, said),
-        adjusted,
-        delay,
-        float(math.isnan(delay)),
-        float(on_before(labels, said)[0]),
-        false,
-    )
-    return {name.removeprefix("detect/"): number for name, number in zip(OF_ALARMS, numbers, strict=True)}
+    delay = delays(labels, said)[0]
+    return {
+        **scores(labels, said)._asdict(),
+        "f1_adjusted": scores(labels, said, adjust=True).f1,
+        "delay": delay,
+        "missed": float(math.isnan(delay)),
+        "on_before": float(on_before(labels, said)[0]),
+        "false_alarms": false,
+    }
 
 
 def _said(table: pandas.DataFrame) -> NDArray[Any]:

@@ -107,8 +107,8 @@ def memory(run: Run, metric: str = "test/acc") -> pandas.DataFrame:
 
 class Correlation(NamedTuple):
     """Pearson's `r` over `rounds` rounds, `p` of its two-sided test, and `changes`: r of the differences between
-    rounds, which have no common trend (rounds are not independent, as the test assumes). NaN below three rounds or if a
-    value never varies."""
+    rounds, without a common trend. The test assumes independent rounds, which they are not. NaN below three rounds
+    or if a value never varies."""
 
     r: float
     p: float

@@ -212,7 +212,7 @@ def by_setting(runs: Sequence[Run]) -> dict[str, dict[Any, Run]]:
 def drawn_seeds(seeds: Mapping[Any, Run]) -> tuple[dict[Any, Run], Counter[str]]:
     """(the seeds of a setting that a mean is over, how many others `failed` or `diverged`).
 
-    Where a seed has finished these are left out, as in tables: a mean over all would end with them.
+    Where a seed has finished, those that failed or diverged are left out, as in tables: their rounds end early.
     """
     ends = {seed: run.status.partition(" ")[0].rstrip(":") for seed, run in seeds.items()}
     gone = [seed for seed, end in ends.items() if end in ("failed", "diverged") and "finished" in ends.values()]

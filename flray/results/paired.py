@@ -62,7 +62,7 @@ def paired(
         mean, _, low, high = interval(values, share=is_share(metric), lowest=lowest(metric))
         pairs = len(values.index.intersection(base.index))
         numbers = (len(values), diverged, unfinished, mean, low, high, pairs)
-        row = setting | dict(zip(PAIRED, numbers, strict=False))
+        row = setting | dict(zip(PAIRED[: len(numbers)], numbers, strict=True))
         if rows:  # the first is the reference
             row |= difference(gaps(values, base), is_share(metric) and not lowest(metric), least)
         rows.append(row)

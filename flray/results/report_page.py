@@ -105,9 +105,17 @@ def report(
     that cannot be read, with the reason. Returns the path. Raises `ConfigError` if no run can be read, or none has the
     metric.
     """
-    if format not in FORMATS:
-        raise unknown("report format", format, FORMATS)
-    return write(gather(folders, metric, against, drawn=format == "html"), out, format)
+    form = form_of(out, format)
+    return write(gather(folders, metric, against, drawn=form == "html"), out, form)
+
+
+def form_of(out: str | Path | None, form: str | None = None) -> str:
+    """The form of a report: `form`, else the ending of `out`, else html. Raises `ConfigError` if it is none of
+    `FORMATS`."""
+    form = form or (Path(out).suffix if out is not None else "").removeprefix(".") or "html"
+    if form not in FORMATS:
+        raise unknown("report format", form, FORMATS)
+    return form
 
 
 def write(page: ReportPage, out: str | Path, format: str, refresh: int = 0) -> Path:

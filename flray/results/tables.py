@@ -224,8 +224,8 @@ def _instead(folder: Path) -> str:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys, in the order of the file, whose values differ between the configurations that have them (`alpha` of one
-    algorithm, `hidden` of one model)."""
+    """Keys, in the order of the file, whose values differ between the configurations that have them: one that only
+    some sections have (`alpha` of one algorithm) is none for that reason."""
     configs = [config for config in configs if config]
     names = [key for key in dict.fromkeys(key for config in configs for key in config) if not ignored(key)]
     # where one leaves a section out (`proxy: null`), its keys tell

@@ -1,5 +1,5 @@
 """Runs while they go on, for `flray show --follow`: in a folder, also written by another machine, or in a storage. It
-only reads, and says what the files do not tell (whether a process on another machine is alive)."""
+only reads. Where the files do not tell something (whether a process on another machine is alive), it says so."""
 
 from __future__ import annotations
 

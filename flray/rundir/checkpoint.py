@@ -133,9 +133,9 @@ def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
         if own != path.name:
             raise CheckpointError(f"checkpoint {path} is {own} under another name")
         return meta, *(Packed.read(path / name) for name in names)
+    except CheckpointError:
+        raise
     except Exception as error:
-        if isinstance(error, CheckpointError):
-            raise
         why = " ".join(str(error).split())
         raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {why}") from error
 
@@ -159,9 +159,9 @@ def latest(
             if check is not None:
                 check(saved.clients)
             return saved
+        except FormatError:
+            raise
         except CheckpointError as error:
-            if isinstance(error, FormatError):
-                raise
             why = why or str(error)
             warn(f"{error}; falling back to the checkpoint before {path.name}")
     if candidates:

@@ -194,7 +194,7 @@ class FileStore(ClientStore):
 
     def load(self, saved: Packed) -> None:
         self._damage, self._left, self._changed = None, None, set()
-        for folder in () if self.scratch is None else self.scratch.glob("*"):  # of other rounds, or of other bits
+        for folder in () if self.scratch is None else self.scratch.glob("*"):  # the replay's, of another position
             remove(folder)
         self._saved = _Arrays.read(saved)
         self._index = dict(_indexed_files(saved))

@@ -395,7 +395,7 @@ def runs_below(folder: str | Path) -> list[str | Path]:
                 warn(f"{place} is a sweep: the runs of final/ are read, and not those of trials/")
             return final or (look(folders["trials"]) if "trials" in folders else [])
         below = [] if "STATUS" in files else [run for each in folders.values() for run in look(each)]
-        return below or [runs.setdefault(place, place)] * bool(files & {"STATUS", "config.yaml"})
+        return below or [place] * bool(files & {"STATUS", "config.yaml"})
 
     return list(dict.fromkeys(look(top)))
 

@@ -322,6 +322,10 @@ class Recorder:
     def remove_last_test(self, done: int, columns: Iterable[str]) -> None:
         """Remove the test after the last round, `done`, and the values in the `columns` of its row."""
         self.change_last(done, dict.fromkeys(columns))
+        self.remove_tests(done)
+
+    def remove_tests(self, done: int) -> None:
+        """Remove the rows of the tests after `done` rounds, the last."""
         with _one_line(self.folder):
             self.tests.truncate(Position(0, 0, done - 1, PHASES[-1]))
 

@@ -67,8 +67,8 @@ class RunStore:
 
     @property
     def server(self) -> Saveable:
-        """The server whose state is stored; set once it is built, with these clients and this progress. Held weakly: it
-        holds the clients and the progress, and an actor's next run must not keep the model of the last."""
+        """The server whose state is stored; set once it is built, with these clients and this progress. Held weakly:
+        its clients and progress hold this store, and in that cycle an actor would keep the model of an earlier run."""
         server = self._server()
         assert server is not None, "whoever has the store has the server"
         return server
@@ -103,8 +103,8 @@ class RunStore:
         """Restore the newest good checkpoint after at most `at_most` rounds and after one of these phases.
 
         Returns its position, or None if there is no checkpoint. If this node has no good one, copies those of the
-        storage first. `mirrored=False`: the storage still has another run, which this one replaces. A resume removes
-        later checkpoints after other phases: the task end of a run that goes on before it is none any more.
+        storage first. `mirrored=False`: the storage still has another run, which this one replaces. A resume also
+        removes later checkpoints of other phases, such as that of a task's end before which the run goes on.
         """
         storage = self.storage if mirrored else None
         if storage is not None and not checkpoint.checkpoints(self.folder):

@@ -295,9 +295,9 @@ class Storage:
     def _one_line(self, what: str) -> Iterator[None]:
         try:
             yield
+        except CheckpointError:
+            raise
         except Exception as error:
-            if isinstance(error, CheckpointError):
-                raise
             raise CheckpointError(f"storage {self.uri} cannot be {what}: {reason(error)}; {HINT}") from error
 
 

@@ -44,9 +44,9 @@ def open_uri(uri: str) -> tuple[Any, str]:
         )
     try:
         fs, path = _find(uri, parts.scheme)
+    except ConfigError:
+        raise
     except Exception as error:  # every file system has errors of its own
-        if isinstance(error, ConfigError):
-            raise
         written = quote(uri, safe=RESERVED)
         instead = f"; write it as {written}" if written != uri else ""  # pyarrow names a place in the text alone
         raise ConfigError(f"storage: {uri}: {reason(error)}{instead}") from error

@@ -422,6 +422,7 @@ def vanished(share: float, count: int) -> int:
     return int(share * count + 1e-9)
 
 
+# the drift of a table ----------------------------------------------------------------------------
 COLUMNS = ("round", "client", "class", "kept", "to_round")
 NEEDED = ("round", "kept")
 ALSO = {"share": "kept", "share_kept": "kept", "share kept": "kept", "label": "class"}  # other headers

@@ -1,4 +1,4 @@
-"""What a configuration reads of an algorithm; importing it imports no torch."""
+"""What a configuration reads of an algorithm or a rule of aggregation; importing it imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flray.core.schema.section import Section
 
 
 class Setting(NamedTuple):
-    """What of an experiment decides whether an algorithm suits it.
+    """What of an experiment decides whether a method suits it.
 
     `rounds`: per task; `clients`: the population; `cohort`: clients of a round; `proxy_examples`: public samples on the
     server. Each of these three is None if the configuration leaves it to the data. `personalised`: whether each
@@ -44,7 +44,7 @@ class MethodSection(Section, frozen=True):
     needs_proxy: ClassVar[bool] = False  # public data, `ctx.proxy`, at the server; of an algorithm at the clients, too
     # what of it computes in float32, so that it refuses `model.dtype: float64`; "": nothing
     float32_only: ClassVar[str] = ""
-    # by setting: sentences on what of it keeps the method from working, from the known failures of its card
+    # functions of the setting: sentences on why the method fails in it, from the known failures of its card
     cautions: ClassVar[tuple[Callable[[Setting], tuple[str, ...]], ...]] = ()
 
     def reads_proxy(self) -> bool:

@@ -42,8 +42,8 @@ def preserve_globals(device: torch.device | None = None) -> Iterator[None]:
 
 @contextmanager
 def process_wide(seed: int, *address: Address) -> Iterator[None]:
-    """A context in which they have an address: a user's function draws the same in every process, and what others draw
-    does not change."""
+    """A context that seeds these generators by an address: a user's function draws the same in every process, and the
+    draws of others do not change."""
     with preserve_globals():
         seed_globals(key(seed, "process-wide", *address))
         yield

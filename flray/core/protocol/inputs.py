@@ -49,7 +49,9 @@ class Inputs(NamedTuple):
 
     def _scale(self, like: Tensor) -> tuple[Tensor, ...]:
         """`mean` and `std`, `[C, 1, 1]`."""
-        return tuple(torch.tensor(part, dtype=like.dtype, device=like.device)[:, None, None] for part in self[1:3])
+        return tuple(
+            torch.tensor(part, dtype=like.dtype, device=like.device)[:, None, None] for part in (self.mean, self.std)
+        )
 
     def require_numbers(self, what: str) -> None:
         """Raises `ConfigError` if the inputs are token ids, which `what` cannot generate."""

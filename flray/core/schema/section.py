@@ -318,9 +318,9 @@ def _line(item: ErrorDetails, where: str, model: type[BaseModel]) -> str:
     key = ".".join([where, *path] if where else path)
     if item["type"] == "extra_forbidden":
         owner = section_of(model, path[:-1])
-        if new := getattr(owner, "renamed", {}).get(path[-1]):
-            return f"{key}: this key has a new name; write {key.removesuffix(path[-1])}{new}"
-        for base in getattr(owner, "__mro__", ()):  # a class of a user's with an `elsewhere` keeps that of its base
+        for base in getattr(owner, "__mro__", ()):  # a class of a user's with one of these keeps that of its base
+            if new := vars(base).get("renamed", {}).get(path[-1]):
+                return f"{key}: this key has a new name; write {key.removesuffix(path[-1])}{new}"
             if place := vars(base).get("elsewhere", {}).get(path[-1]):
                 return f"{key}: unknown key; {place}"
         keys = [info.alias or name for name, info in owner.model_fields.items()] if owner else []

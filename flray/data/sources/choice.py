@@ -131,7 +131,7 @@ def _texts(
         return fields(config, prompt, text, where), prompt
     chosen = text_columns(config, text, where)
     second = [
-        name for name in text if name not in chosen and _most(table, name, lambda text: len(text.split()) >= WORDS)
+        name for name in text if name not in chosen and _most(table, name, lambda value: len(value.split()) >= WORDS)
     ]
     known = plain_name(config.source) in {**LABELS, **TEXT_TO_TEXT}
     if second and config.text is None and len(chosen) == 1 and not known:

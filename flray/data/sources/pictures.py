@@ -260,7 +260,7 @@ def _inside(name: str, folders: Sequence[Path], what: str) -> str:
 
 
 def decode(splits: Sequence[Encoded], resize: int | None, mode: str | None = None) -> Decoded:
-    """The pictures of all splits in one kind (`pictures.py`): grey ones beside colour ones become colour.
+    """The pictures of all splits in one kind: grey ones beside colour ones become colour.
 
     `mode`: the Pillow mode into which all are converted, as the feature `Image(mode)` of `datasets` says. Decodes in
     threads, because Pillow releases the interpreter lock: 60,000 WebP images of 32x32 take seconds. Raises `DataError`,

@@ -117,7 +117,7 @@ def split_patterns(
     files = _files(folder, {file.suffix.casefold() for file in known})
     own, lost = _by_word(files), sorted(files - known)
     both = len(_by_word(known) or ()) > 1  # named train, and another
-    others = lost if certain or (both and not any(map(_like_a_split, lost))) else []
+    others = lost if certain or (both and not any(map(_split_word, lost))) else []
     lost = [file for file in lost if file not in others]
     twice = sorted(file for file in known if sum(file in one for one in found.values()) > 1)
     sure = certain or len(found) > 1 or (own is not None and len(own) == 1)
@@ -147,7 +147,7 @@ def split_patterns(
     )
 
 
-def _like_a_split(file: PurePosixPath) -> str | None:
+def _split_word(file: PurePosixPath) -> str | None:
     """The first folder, or the name of the file, that has a word which may mean a split."""
     parts = (*file.parts[:-1], file.name.partition(".")[0])
     return next((part for part in parts if any(map(LIKE_A_SPLIT.fullmatch, _words(part)))), None)
@@ -202,7 +202,7 @@ def _by_word(files: Collection[PurePosixPath]) -> dict[str, list[str]] | None:
 def _doubt(files: Sequence[PurePosixPath]) -> str | None:
     """Why files that are all in one split may be several splits; None: no doubt."""
     for file in files if len(files) > 1 else ():
-        if (word := _like_a_split(file)) is not None:
+        if (word := _split_word(file)) is not None:
             return f"{shown(word)} looks like a split, and would be training samples with all others"
     classes: dict[str, PurePosixPath] = {}
     for file in files:

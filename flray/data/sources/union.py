@@ -154,7 +154,7 @@ def text_union(config: DataConfig, sets: Mapping[str, DataConfig], vocabulary: V
     def build() -> Splits:
         firsts = np.cumsum([0, *(part.num_classes for part in parts)])
         train, test = (
-            _together(splits, [split.y + first for split, first in zip(splits, firsts, strict=False)], fitted.tasks)
+            _together(splits, [split.y + first for split, first in zip(splits, firsts[:-1], strict=True)], fitted.tasks)
             for splits in ([part.train for part in parts], [part.test for part in parts])
         )
         cut = _cut([load_splits(own, base) for own in shorter])

@@ -138,11 +138,10 @@ class ClientActor:
         combining: bool,
         *messages: Any,
     ) -> tuple[Any, ...]:
-        """The work of neighbouring chunks, as that of one, for combiners as :func:`combiners.apart` gives it.
+        """The result of neighbouring chunks, trained as one; `combining`: what :func:`combiners.apart` makes of it.
 
-        `kind`: of the plan for which the chunks were cut before their round was planned; where the plan is another one,
-        nothing is done. `messages`: their broadcasts, their clients' states, the broadcast's shared parts in the order
-        of `plan.shared`.
+        `kind`: that of the plan which the driver foresaw; with another plan nothing is trained. `messages`: their
+        broadcasts, their clients' states, the broadcast's shared parts in the order of `plan.shared`.
         """
         if plan is None or (kind is not None and (plan.clock != run[0].clock or plan.kind != kind)):
             return None, []

@@ -278,7 +278,7 @@ class CallsExecutor:
         return [row for _, rows in done for row in rows]
 
     def _ask(self, method: Callable[..., Any], *args: Any, returns: int = 1) -> Any:
-        """A reference to the result of a method of the server, or so many."""
+        """A reference to the result of a method of the server; several where it `returns` so many."""
         name = f"ServerActor.{method.__name__}"  # in Ray's dashboard
         return self.pool.start(ServerActor.call, method, args, {}, returns=returns, name=name)
 
