@@ -222,13 +222,13 @@ MUTANTS = (
         "min(ends) if template.longest else max(ends)",
     ),
     Mutant("synthesis/selection.py", "[-sample.score for", "[sample.score for"),
-    # rundir
     Mutant("ops/drifting_lda.py", "a.T @ scatter @ a + residuals", "scatter + residuals"),
     Mutant("ops/drifting_lda.py", "PENALTY * old", "10 * PENALTY * old"),
     Mutant("ops/drifting_lda.py", "within = new - mu.T @ sums", "within = new"),
     Mutant("algorithms/fedprotip.py", "old=(state.w, state.b)", "old=state.old"),
     Mutant("algorithms/fedprotip.py", ".clamp(min=-1e4)", ""),
     Mutant("algorithms/der.py", '"train_frozen" if', '"eval" if', "algorithms/test_replay.py"),
+    # rundir
     Mutant(
         "rundir/provenance.py",
         "in dict.fromkeys(changed.values()):",

@@ -42,9 +42,13 @@ def test_a_terminal_shows_the_level_in_colour_and_a_markup_in_the_text_is_text(m
 
 
 def test_a_closed_pipe_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
+            written.append(text)
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
     LOGGER.info("nobody reads this")
+    assert written

@@ -58,7 +58,9 @@ def test_the_methods_of_the_design_are_allowed() -> None:
     } & set(NAMES)
 
 
-@pytest.mark.parametrize("name", by_default(("fedavg", "scaffold", "fedsol", "fedadam", "moon", "fedntd"), NAMES))
+@pytest.mark.parametrize(
+    "name", by_default(("fedavg", "scaffold", "fedsol", "fedadam", "feddyn", "moon", "fedntd"), NAMES)
+)
 def test_with_equal_durations_nothing_changes(name: str, tmp_path: Path) -> None:
     models = []
     for kind, coordination in (("waits", {"name": "synchronous"}), ("goes on", BUFFERED)):

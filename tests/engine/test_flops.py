@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import flray
+from flray.algorithms.fedavg import FedAvg
 from flray.contracts.played import Local
 from flray.core.messages import to_torch
 from flray.core.protocol.clock import Clock
 from flray.engine import cohort as cohorts, server
 from flray.engine.exchanges import Chunk
-from flray.engine.flops import StepFlops, count_step_flops, largest_client
+from flray.engine.flops import StepFlops, count_step_flops, largest_client, step_kind
 from tests.contracts.table import experiment
 
 ROOT = Path(__file__).parents[2]
@@ -111,28 +113,47 @@ def test_a_stopped_run_counts_the_clients_that_it_would_have_counted(tmp_path: P
     assert flray.load(tmp_path / "run").rounds["client_flops"].tolist() == whole["client_flops"].tolist()
 
 
-def test_a_rate_is_no_kind_of_step_and_a_count_that_fails_stays_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two rates after the first round, which is a kind of its own, are one. Where counting fails, so that the run goes
-    on without, a resume does not begin to count in the middle of the column."""
+class Cached(FedAvg, frozen=True):
+    @functools.cached_property
+    def table(self) -> list[int]:
+        return [1]
+
+
+def test_a_rate_is_no_kind_of_step_nor_is_a_cached_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rates after the first round, which is a kind of its own, are one."""
     counted: list[Chunk] = []
 
     def count(client: Any, chunk: Chunk, *rest: Any) -> StepFlops:
         counted.append(chunk)
-        if not (tmp_path / "run" / "STATUS").exists():
-            return count_step_flops(client, chunk, *rest)
-        raise ValueError("made up by the test")
+        return count_step_flops(client, chunk, *rest)
 
     monkeypatch.setattr(server, "count_step_flops", count)
-    schedule = [{"from_round": k, "algorithm": {"lr": 0.1 / k}} for k in (2, 3)]
-    local = {"resources": {"executor": "local"}}
-    flray.run(experiment("fedavg", schedule=schedule, rounds=3, **local), out=tmp_path / "whole")
+    schedule = [{"from_round": k, "algorithm": {"lr": 0.1 / k, "lr_decay": 1 / k}} for k in (2, 3)]
+    asked = experiment("fedavg", schedule=schedule, rounds=3, resources={"executor": "local"})
+    flray.run(asked, out=tmp_path / "whole")
     assert len(counted) == 2
-    with pytest.warns(UserWarning, match="client_flops of .* are not counted"):
-        flray.run(experiment("fedavg", rounds=2, **local), out=tmp_path / "run")
+    plan, algorithm = Local(asked, tmp_path / "local").executor.plan(Clock()), Cached(lr=0.1)
+    before = step_kind(plan, algorithm, False)
+    assert algorithm.table == [1] and step_kind(plan, algorithm, False) == before
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_count_that_fails_stays_without_one_and_one_that_is_stopped_does_not(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on without, and a resume does not begin to count in the middle of the column."""
+
+    def count(*_: Any) -> StepFlops:
+        raise error("made up by the test")
+
+    monkeypatch.setattr(server, "count_step_flops", count)
+    asked, fails = experiment("fedavg", rounds=2, resources={"executor": "local"}), error is ValueError
+    said = pytest.warns(UserWarning, match="client_flops of .* are not counted") if fails else pytest.raises(error)
+    with said:
+        flray.run(asked, out=tmp_path / "run")
     monkeypatch.undo()
-    assert flray.resume(tmp_path / "run", "rounds=3").rounds["client_flops"].isna().all()
+    flops = flray.resume(tmp_path / "run", "rounds=3").rounds["client_flops"]
+    assert flops.isna().all() if fails else flops.notna().all()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import flray
-from flray.algorithms import ALGORITHMS
+from flray.algorithms import ALGORITHMS, built_in
 from flray.algorithms.fedavg import FedAvg
 from flray.contracts.played import Local
 from flray.core.messages import Batch
@@ -19,7 +19,7 @@ from tests.support.runs import cohort, config
 
 EPOCHS = 2
 NETWORK = {"model": {"name": "tests.contracts.networks:SampleNorm"}}
-DISTILLED = {"name": "feddf", "distill_batch_size": 8}
+COUNTING = [name for name in built_in() if ALGORITHMS.get(name).local_steps is not FedAvg.local_steps]
 NINE = {"proxy": {"source": "holdout", "size": 9}}
 MEMO = {"name": "fedmemo", "trigger": "scheduled", "proxy": {"data": "real", "bn": "update", "batch_size": 1}}
 LABELLED = {"proxy": {**NINE["proxy"], "labelled": True}}
@@ -43,7 +43,7 @@ def largest(tmp_path_factory):
 
 
 @pytest.mark.parametrize("policy", ["keep", "drop", "merge"])
-@pytest.mark.parametrize("name", ["fedavg", "perfedavg"])  # others cut as FedAvg, or put batches together in `begin`
+@pytest.mark.parametrize("name", ["fedavg", *COUNTING])  # the others count as FedAvg
 def test_an_algorithm_is_told_as_many_steps_as_there_are_batches(name, policy, tmp_path):
     """What FedNova's tau_k, SCAFFOLD's m_k and the tables' client_steps count."""
     local = Local(settings(policy, 7, name), tmp_path)

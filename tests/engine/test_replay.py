@@ -166,8 +166,9 @@ def test_a_replay_of_rounds_before_an_accepted_change_says_so(tmp_path: Path) ->
     shutil.rmtree(tmp_path / "checkpoints" / "round-000001")
     with pytest.warns(UserWarning, match=said):
         assert not replayed(1)
+    text = text.replace("  every: 1\n", "  every: 2\n", 1)  # of evaluate, on which no round depends
     (tmp_path / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 4"))  # the rate is as it was
-    flray.resume(tmp_path, accept=["algorithm.lr"], progress=False)
+    flray.resume(tmp_path, accept=["algorithm.lr", "evaluate.every"], progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert replayed(0)
@@ -178,8 +179,10 @@ def test_a_replay_of_rounds_before_an_accepted_change_says_so(tmp_path: Path) ->
     with pytest.warns(UserWarning, match="algorithm.lr was 0.5 up to round 3 and is 0.1 now"):
         Replay(tmp_path).goto(3)  # over rounds that the run computed with 0.5
     (tmp_path / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 5").replace("lr: 0.1", "lr: 0.5"))
-    again = flray.resume(tmp_path, accept=["algorithm.lr"], progress=False)
-    assert [entry["is"] for entry in again.environment["accepted"]] == [0.5, 0.1, 0.5]
+    again = flray.resume(tmp_path, accept=["algorithm.lr", "evaluate.every"], progress=False)
+    accepted = [(entry["what"], entry["is"]) for entry in again.environment["accepted"]]
+    rates = [("algorithm.lr", rate) for rate in (0.5, 0.1, 0.5)]
+    assert sorted(accepted) == sorted([*rates, ("evaluate.every", 2)])
 
 
 def test_a_run_that_goes_on_after_its_end_keeps_no_state_of_that_end(tmp_path: Path) -> None:

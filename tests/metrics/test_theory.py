@@ -69,12 +69,12 @@ def test_where_the_proximal_loss_is_flat_there_is_no_direction() -> None:
 
 
 def test_two_clients_with_opposite_gradients() -> None:
-    """g_1 = (3, 4), g_2 = (-3, 4), g their mean (0, 4): zeta 3 for both, kappa 1. The memory's gradient (-1, 0) forbids
-    what g_1 does along it, so (0, 4) is left, and lets g_2 pass."""
-    g, g_mem = torch.tensor([0.0, 4.0]), torch.tensor([-1.0, 0.0])
+    """g_1 = (3, 4), g_2 = (-3, 4), g their mean (0, 4): zeta 3 for both, kappa 1. The memory's gradient (-4, 1)
+    forbids what g_1 does along it: g_1 + 8/17 (-4, 1) = (19, 76) / 17 is left, 19/17 of g along g. It lets g_2 pass."""
+    g, g_mem = torch.tensor([0.0, 4.0]), torch.tensor([-4.0, 1.0])
     first, second = torch.tensor([3.0, 4.0]), torch.tensor([-3.0, 4.0])
     assert agreement(first, g) == agreement(second, g) == (3.0, 1.0)
-    assert agreement(first, g, g_mem) == (3.0, 1.0) and agreement(second, g, g_mem) == (3.0, 1.0)
+    assert agreement(first, g, g_mem).descent == pytest.approx(19 / 17) and agreement(second, g, g_mem) == (3.0, 1.0)
     opposite = agreement(-g, g)
     assert (opposite.zeta, opposite.descent) == (8.0, -1.0)
     assert agreement(torch.tensor([0.0, 2.0]), g, torch.tensor([0.0, -1.0])).descent == 0.0, "a projection can take all"

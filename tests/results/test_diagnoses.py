@@ -116,9 +116,9 @@ def test_constants_of_a_round_are_sums_over_its_clients(tmp_path: Path) -> None:
 
 def test_a_run_without_the_diagnostic_is_one_line(tmp_path: Path) -> None:
     run = wrote(tmp_path / "run", [0.5])
-    for name, (table, *_) in FIGURES.items():
+    for name, (draw, *_) in FIGURES.items():
         with pytest.raises(ConfigError, match=rf"no rows of the diagnostic {name}; run it with diagnostics=\[{name}\]"):
-            table([run])
+            draw([run])
 
 
 @pytest.mark.parametrize("skipped", [math.nan, math.inf])

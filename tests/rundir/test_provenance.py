@@ -94,14 +94,14 @@ def test_a_module_that_changed_is_named_and_can_be_accepted(own, tmp_path, which
     assert [entry["what"] for entry in accepted] == [f"modules.{changed}"]
 
 
-def test_a_module_that_a_run_imports_when_it_has_begun_is_no_change(own, tmp_path):
+def test_a_module_that_a_run_imports_when_it_has_begun_is_no_change(own, tmp_path, monkeypatch):
     """As by an import statement in a function. From the first resume on its changes are seen."""
     settings, home, _, helper = own
-    late = sys.modules.pop(helper)
-    began = Origin.of(settings, None).record(settings)
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, helper)
+        began = Origin.of(settings, None).record(settings)
     assert f"modules.{helper}" not in began["fingerprints"]
     (tmp_path / "environment.json").write_text(with_checksum(began))
-    sys.modules[helper] = late
     (tmp_path / "environment.json").write_text(with_checksum(Origin.of(settings, tmp_path).record(settings)))
     with (home / f"{helper}.py").open("a") as file:
         file.write("# changed\n")

@@ -1,4 +1,4 @@
-"""TensorBoard's files, read with tensorboardX's own reader of records."""
+"""TensorBoard's files, record by record."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ and both values, and any other resume goes on.
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,7 @@ def test_an_edit_of_a_module_or_of_a_table_changes_its_fingerprint(
         pandas.DataFrame({"a": [n % 7 for n in range(60)], "label": [0, 1] * 30}),
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("mine_of_test", None)  # of an earlier test's folder
     (tmp_path / "rows").mkdir()
     module.write_text("import flray\n")
     data = {"source": "rows", "root": str(tmp_path)}

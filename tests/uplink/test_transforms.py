@@ -340,7 +340,7 @@ def test_a_state_of_arrays_has_tensors_from_the_first_round_on():
 NUMBERS = np.arange(3.0)
 
 
-class Counts(Transform, frozen=True):
+class CountsBackwards(Transform, frozen=True):
     """Its state is `NUMBERS`, which it counts up in place; `backwards`: from the end."""
 
     backwards: bool = False
@@ -357,7 +357,7 @@ class Counts(Transform, frozen=True):
 def test_a_state_is_a_copy_of_the_transforms_array(backwards, places):
     """A rollback reads the state of the round before, which the next one has written over in the array."""
     NUMBERS[:] = np.arange(3.0)
-    uplink = Uplink((Counts(backwards=backwards),))
+    uplink = Uplink((CountsBackwards(backwards=backwards),))
     before = uplink.start(context(), (), 10)
     _, after = uplink.of_mean(context(), Received(X, 4), before, False)
     assert [[n.tolist() for n in state.values()] for state in before.values()] == [[places]]

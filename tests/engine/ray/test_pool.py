@@ -3,9 +3,11 @@ bits."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +17,11 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 import flray
+from flray.contracts.played import executor_of
 from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import DataError, ResourceError
 from flray.engine.ray import leases, pool as pools
-from flray.engine.ray.actors import ClientActor, FreshActorError
+from flray.engine.ray.actors import ClientActor, FreshActorError, ServerActor
 from flray.engine.ray.calls import CallsExecutor, _task_name
 from flray.engine.ray.leases import newest
 from flray.engine.replay import Replay
@@ -163,3 +166,20 @@ def test_a_shared_part_that_is_not_sent_is_told_at_the_call():
     plan, chunk = SimpleNamespace(shared=["hash"]), SimpleNamespace(version=None)
     with pytest.raises(ValueError, match="shorter"):
         ClientActor.work(None, [chunk], plan, None, False, 1.0, None)
+
+
+def test_a_server_actor_lets_the_last_run_go_before_it_builds_the_next(tmp_path: Path) -> None:
+    """Also where nobody collects garbage: the store of a run holds its server weakly."""
+    executor = executor_of(config(), tmp_path)
+    actor, last = ServerActor(), weakref.ref(executor.server)
+    actor._server, actor._store = executor.server, executor.store
+    del executor
+    gc.collect()
+
+    class Next:
+        def read(self) -> None:
+            assert last() is None
+            raise DataError("made up by the test")
+
+    with pytest.raises(DataError, match="made up"):
+        actor.setup(Next(), str(tmp_path), 1, "")
