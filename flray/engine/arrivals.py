@@ -117,9 +117,15 @@ class Participation:
         """Ids `[K]` of the clients that deliver in a round, in cohort order."""
         if (step := self.step(clock)) is not None:
             return np.array([ticket.client for ticket in step.tickets], dtype=np.int64)
+        return self.of_round(clock).clients
+
+    def of_round(self, clock: Clock) -> InTime:
+        """The clients that are drawn for a round and deliver; without devices it takes no time."""
         if self.scenario.devices is not None:
-            return self.arrivals.of_round(clock).clients
-        return cohorts.draw_cohort(self.experiment, clock, self.scenario.members(clock.task), self.scenario.cohorts)[1]
+            return self.arrivals.of_round(clock)
+        members = self.scenario.members(clock.task)
+        sampled, clients = cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)
+        return InTime(clients, len(sampled), len(sampled) - len(clients), 0, 0, 0.0, np.zeros(0))
 
     def turns(
         self, plan: ExchangePlan, cohort: np.ndarray | None, num_chunks: int

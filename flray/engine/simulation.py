@@ -492,28 +492,23 @@ class Simulation:
 
     def _cohort(self, clock: Clock) -> tuple[np.ndarray, Row, int]:
         """(the clients of a round that deliver, its row, the number of the drawn ones that do not)."""
-        if self.scenario.devices is None:
-            members = self.scenario.members(clock.task)
-            sampled, clients = cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)
-            row, dropped = self._empty_row(clock, len(sampled)), len(sampled) - len(clients)
-        else:
-            # first, as the arrivals remember one round: that which is played
-            elapsed = self._participation.arrivals.elapsed(clock)
-            found = self._participation.arrivals.of_round(clock)
-            clients, dropped = found.clients, found.dropped
-            if found.late and not len(clients):
-                seconds = self.experiment.coordination.seconds
-                what = f"{clock}: no client delivers within coordination.seconds={seconds:g}; raise it"
-                warn(f"{what}, or devices.speed.flops_per_second", ExchangeWarning)
-            row = self._empty_row(clock, found.sampled)
+        devices, coordination = self.scenario.devices, self.experiment.coordination
+        # first, as the arrivals remember one round: that which is played
+        elapsed = 0.0 if devices is None else self._participation.arrivals.elapsed(clock)
+        found = self._participation.of_round(clock)
+        row = self._empty_row(clock, found.sampled)
+        if found.late and not len(found.clients):
+            what = f"{clock}: no client delivers within coordination.seconds={coordination.seconds:g}; raise it"
+            warn(f"{what}, or devices.speed.flops_per_second", ExchangeWarning)
+        if devices is not None:
             row |= {"clients_late": found.late, "time/virtual_s": elapsed + found.seconds}
-            if self.experiment.coordination.late == "partial":
+            if coordination.late == "partial":
                 row["clients_partial"] = len(found.taken)
-            if self.scenario.devices.presence is not None:
+            if devices.presence is not None:
                 row["clients_lost"] = found.lost
         if self.experiment.cohort.dropout:
-            row["clients_dropped"] = dropped
-        return clients, row, row["cohort_size"] - len(clients)
+            row["clients_dropped"] = found.dropped
+        return found.clients, row, found.sampled - len(found.clients)
 
     def _plan_ahead(self, number: int) -> None:
         with contextlib.suppress(ConfigError):  # raised again when the step begins
@@ -636,7 +631,7 @@ class Simulation:
         if ahead is None or plan.kind is None or self.scenario.devices is not None:
             return None
         with contextlib.suppress(Exception):  # raised again when the round begins
-            found = self._participants(run, plan._replace(clock=ahead), self._cohort(ahead)[0])
+            found = self._participants(run, plan._replace(clock=ahead), self._participation.delivering(ahead))
             self._foreseen = found if found[1] else None
         return None if self._foreseen is None else self._foreseen[1][0]
 
