@@ -30,7 +30,7 @@ from pydantic import BaseModel
 from flray.aggregations import AGGREGATIONS
 from flray.algorithms import ALGORITHMS
 from flray.config.tracking import TRACKERS
-from flray.core.schema.errors import ConfigError, kind_of, shown, warn
+from flray.core.schema.errors import ConfigError, headline, kind_of, shown, warn
 from flray.core.schema.registry import BY_VALUE, GIVEN, IMPORT_PATH, MAIN, Registry, attribute, module_name
 from flray.core.schema.section import by_alias
 from flray.data.sources import SOURCES
@@ -133,8 +133,7 @@ def _by_value(key: str, value: Any) -> str:
     try:
         content = _content(value)
     except Exception as error:  # of the user's own objects
-        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise ConfigError(f"{key}: {what} cannot go to another process ({why}); {move}") from error
+        raise ConfigError(f"{key}: {what} cannot go to another process ({headline(error)}); {move}") from error
     short = re.sub(r"\W", "_", written.rpartition(".")[2].strip("<>"))
     name = f"{BY_VALUE}{short}.x{content}"
     GIVEN.setdefault(name, value)

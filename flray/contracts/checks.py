@@ -32,7 +32,7 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.contracts.played import Local, Unchanging, bits, flatten
 from flray.core.messages import Message, tensors
-from flray.core.schema.errors import ConfigError, FlrayError, described
+from flray.core.schema.errors import ConfigError, FlrayError, headline
 from flray.core.schema.hp import Hyperparameter, hyperparameters
 from flray.engine.captured import CapturedSteps
 from flray.engine.exchanges import ExchangePlan, Turn
@@ -172,15 +172,6 @@ def _without_hint(error: FlrayError) -> FlrayError:
     return error if len(kept) == len(lines) else type(error)("\n".join(kept))
 
 
-def _line(error: BaseException) -> str:
-    """An exception's kind and first line, also if its `__str__` raises."""
-    try:
-        first, *_ = str(error).strip().splitlines() or ["no message"]
-    except Exception:
-        return described(error)
-    return f"{type(error).__name__}: {first}"
-
-
 def forked(work: Callable[[], Any]) -> Any:
     """What `work` returns in a fork of this process. Its errors are raised here; `FlrayError` where the fork ended."""
     here, there = multiprocessing.Pipe(duplex=False)
@@ -192,7 +183,7 @@ def forked(work: Callable[[], Any]) -> Any:
             try:
                 answer: tuple[bool, Any] = (True, work())
             except Exception as error:
-                answer = (False, _without_hint(error) if isinstance(error, FlrayError) else FlrayError(_line(error)))
+                answer = (False, _without_hint(error) if isinstance(error, FlrayError) else FlrayError(headline(error)))
             there.send_bytes(pickle.dumps(answer))
             code = 0
         finally:

@@ -74,9 +74,22 @@ def single_line(text: str) -> str:
     return _printable(_BREAK.sub(" ", text.strip()))
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message; the kind of one without a message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def headline(error: BaseException) -> str:
+    """`"Kind: first line"` of an exception, also if its `__str__` raises."""
+    try:
+        return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+    except Exception:
+        return described(error)
+
+
 def failure(error: Exception) -> str:
-    """An error in one line: the first of a `FlrayError`, the type and the message of any other."""
-    return str(error).splitlines()[0] if isinstance(error, FlrayError) else f"{type(error).__name__}: {error}"
+    """The first line of a `FlrayError`; the kind and the message of any other error."""
+    return first_line(error) if isinstance(error, FlrayError) else f"{type(error).__name__}: {error}"
 
 
 def printable(text: str) -> str:

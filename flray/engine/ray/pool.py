@@ -22,7 +22,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from flray.core.schema.errors import ResourceError, ServerLostError, warn
+from flray.core.schema.errors import ResourceError, ServerLostError, headline, warn
 from flray.engine.blame import LESS_MEMORY
 from flray.engine.exchanges import Chunk
 from flray.engine.ray import Actor, Ref, alive
@@ -379,7 +379,7 @@ class ActorPool:
             return f"{NO_MEMORY}: Ray ended it before the machine had none left"
         if alive.oom_kills() > self._oom_kills:
             return f"{NO_MEMORY}: the kernel ended processes for it"
-        return first_line(error)
+        return headline(error)
 
     def _rest(self, running: Sequence[Any] = ()) -> list[Any]:
         """Wait for work or a setup, at most `POLL_S`; returns the actors that are set up again.
@@ -453,10 +453,6 @@ def call_name(method: Callable[..., Any], task: str) -> str:
 def new_namespace() -> str:
     """A namespace for one pool's actors: the names of an earlier pool may still be taken."""
     return f"flray-{uuid.uuid4().hex}"
-
-
-def first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def cause(error: RayTaskError) -> BaseException:

@@ -7,7 +7,7 @@ import re
 import ray
 import ray.exceptions
 
-from flray.core.schema.errors import warn
+from flray.core.schema.errors import headline, warn
 
 LAST_TESTED = (2, 60)  # `.ci/versions` ran flray on it
 FIRST_WITH_TOKEN = "2.52"
@@ -26,7 +26,7 @@ def warn_untested() -> None:
 
 def fall_back(feature: str, instead: str, error: Exception | None = None) -> None:
     """One line, once a process: this Ray lacks `feature`, as `error` shows, and flray does `instead`."""
-    reason = f" ({type(error).__name__}: {str(error).partition(chr(10))[0]})" if error is not None else ""
+    reason = "" if error is None else f" ({headline(error)})"
     _say(f"{feature} not available with Ray {ray.__version__}{reason}; {instead}")
 
 

@@ -26,13 +26,13 @@ from flray.config.experiment import Experiment
 from flray.core.messages import Message, to_numpy, to_torch
 from flray.core.network.objective import Precision
 from flray.core.protocol.clock import START, Clock, schedule
-from flray.core.schema.errors import ClientError, FlrayError, ServerLostError, described
+from flray.core.schema.errors import ClientError, FlrayError, ServerLostError, described, headline
 from flray.engine.learner import Gather, Learner
 from flray.engine.ray import Actor, Ref
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
 from flray.engine.ray.cluster import ray
 from flray.engine.ray.placement import scheduling_strategies
-from flray.engine.ray.pool import CHECK_S, LOST, ActorPool, call_name, first_line
+from flray.engine.ray.pool import CHECK_S, LOST, ActorPool, call_name
 from flray.engine.runtime import Runtime
 
 FAILURES = 3  # of worker groups that Ray Train replaces, where there is room for the same number of workers
@@ -290,7 +290,7 @@ class TrainPool(ActorPool):
             problem: str | None = ray.get(self._fit)
             return problem
         except Exception as error:
-            return first_line(error)
+            return headline(error)
 
     def shares(self) -> list[dict[str, float]]:
         share, server = self.resources
