@@ -13,7 +13,7 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from flray.config.experiment import Experiment
-from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError
+from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError, first_line
 from flray.engine.prepare import build_data, build_scenario
 from flray.engine.progress import stage
 from flray.engine.ray.capacity import cpus_needed
@@ -189,8 +189,7 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
         write_status(folder, _ending(folder, studies, spent, done))
         return True
     except BaseException as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else f"failed: {reason}"
+        why = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else f"failed: {first_line(error)}"
         # a full disk, or another's folder now: the first error is the one to show
         with contextlib.suppress(CheckpointError):
             lock.check()

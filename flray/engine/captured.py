@@ -33,7 +33,7 @@ from flray.core.network.frozen import Frozen
 from flray.core.network.objective import Objective
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.context import ClientContext
-from flray.core.schema.errors import ResourceError, named, warn
+from flray.core.schema.errors import ResourceError, first_line, named, warn
 
 GRAPHS = 128  # kept at once: some for each shape of batch, context and hyper-parameters
 TRIALS = 32  # graphs after which each has to have been replayed `WORTH` times on average, or none is made
@@ -571,7 +571,7 @@ class _ClientSteps:
             copy(saved, False)
             return self.graph_of(key, (local, batch, kind), reads, result)
         except (Unfit, RuntimeError) as why:  # a wait for the GPU is a RuntimeError
-            self.steps.refused[key] = str(why).partition("\n")[0]
+            self.steps.refused[key] = first_line(why)
         copy(saved, False)
         generators.restore()
         return self.plain(local, batch)

@@ -33,6 +33,7 @@ from flray.core.schema.errors import (
     ResourceError,
     ServerLostError,
     described,
+    first_line,
     named,
     warn,
 )
@@ -416,7 +417,7 @@ class Simulation:
         error."""
         if self.experiment.on_nonfinite != "stop":
             raise error
-        who, _, where = str(error).splitlines()[0].partition(" failed in ")
+        who, _, where = first_line(error).partition(" failed in ")
         row = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1, "diverged": True}
         return row, f"{who}: {where.partition(': ')[2]}"
 
@@ -455,7 +456,7 @@ class Simulation:
         except NonFiniteError as error:
             if self.experiment.on_nonfinite != "stop":
                 raise
-            row, why = {"diverged": True}, str(error).splitlines()[0].partition(": ")[2]
+            row, why = {"diverged": True}, first_line(error).partition(": ")[2]
         if row.get("diverged") and self.experiment.on_nonfinite == "stop":
             self._save(run)
             self._finish(run, f"diverged at the {clock.phase.removeprefix('task_')} of {task_name(clock.task)}: {why}")
@@ -674,8 +675,7 @@ class Simulation:
         try:
             return run.executor.call(Server.step_flops, kind, plan.exchange, client)
         except AlgorithmError as error:  # the run itself may succeed
-            why = str(error).partition("\n")[0]
-            warn(f"client_flops of {plan.clock} are not counted: {why}")
+            warn(f"client_flops of {plan.clock} are not counted: {first_line(error)}")
             return StepFlops(math.nan, math.nan)
 
     def _record_probes(self, run: Attempt, clock: Clock, rows: Sequence[tuple[str, Row]]) -> None:
@@ -823,8 +823,8 @@ class Simulation:
 
 
 def _first_line(error: BaseException) -> str:
-    if isinstance(error, FlrayError) and str(error):
-        return str(error).splitlines()[0]
+    if isinstance(error, FlrayError):
+        return first_line(error)
     return described(error).removeprefix(f"{type(error).__name__}: ")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import ConfigError, first_line
 from flray.models.base import Classifier
 
 OWN_TOKENIZER = "set data.tokenizer to the network's own (a longer table needs its files beside the weights)"
@@ -42,9 +42,9 @@ def load_pretrained(model: str, kind: str, network: Any, name: str, fit: Callabl
         fit(config)
         return network.from_pretrained(place, config=config, local_files_only=True, dtype=torch.float32).train()
     except (OSError, ValueError) as error:
-        text = (str(error).strip() or type(error).__name__).split("\n")[0]
         hint = f"give a folder that holds it, or fetch it: hf download {name}"
-        raise ConfigError(f"model {model!r}: pretrained {name!r} cannot be loaded ({text}); {hint}") from error
+        what = f"model {model!r}: pretrained {name!r} cannot be loaded ({first_line(error)})"
+        raise ConfigError(f"{what}; {hint}") from error
 
 
 def reads_tokens(config: Any, num_tokens: int) -> bool:

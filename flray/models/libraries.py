@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from flray.core.schema.errors import ConfigError, nearest, shown
+from flray.core.schema.errors import ConfigError, first_line, nearest, shown
 from flray.models.weight_files import hub
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ def _library_errors(what: str, fetch: object, text: bool = False) -> Iterator[No
     except Exception as error:
         if "allocate memory" in str(error):
             raise
-        said = (str(error).strip() or type(error).__name__).split("\n")[0][:200]
+        said = first_line(error)[:200]
         sizes = "data.max_length, model.max_position_embeddings" if text else "data.resize, data.channels"
         hint = f"check the model's options and {sizes}"
         if isinstance(fetch, str) and isinstance(error, OSError):

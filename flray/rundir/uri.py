@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from flray.core.schema.errors import ConfigError, nearest
+from flray.core.schema.errors import ConfigError, first_line, nearest
 
 RESERVED = "%/:?#@!$&'()*+,;=~"  # in a URI itself; other characters than these, letters and digits are written %XX
 
@@ -77,5 +77,4 @@ def _find(uri: str, scheme: str) -> tuple[Any, str]:
 
 def reason(error: BaseException) -> str:
     """The first line of an error, without its full stop."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".;: ") if lines else type(error).__name__
+    return first_line(error).rstrip(".;: ")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import ConfigError, first_line
 from flray.synthesis.templates import Prompt
 
 
@@ -52,7 +52,7 @@ class LanguageModel:
         except ConfigError:
             raise
         except Exception as error:  # the library raises many kinds; the user needs one line
-            text = (str(error).strip() or type(error).__name__).split("\n")[0]
+            text = first_line(error)
             if isinstance(error, OSError) and not folder.is_dir():
                 text = "there is no such folder, and the local hub cache does not have it"
             hint = "give a folder that holds model and tokenizer, or fetch it: hf download NAME"

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flray.core.schema.errors import DataError, nearest, shown
+from flray.core.schema.errors import DataError, first_line, nearest, shown
 from flray.data.cache import Array, file_digest, listing_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.choice import PANDAS_INDEX, choose_columns
@@ -336,7 +336,7 @@ def _load_dataset(name: str, *args: Any, function: str = "load_dataset", **optio
     except Exception as error:  # the hub client raises many kinds; the user needs one line
         local = Path(os.path.expanduser(name)).exists()
         reason = (local and error.__cause__) or error  # of a file that cannot be read
-        text = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
+        text = first_line(reason)
         pattern = local and any(mark in name for mark in "[]*?")  # which `datasets` reads as a pattern
         check = "name it without [ ] * ?" if pattern else "check the files" if local else WHERE
         if local:

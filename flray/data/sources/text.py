@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.core.schema.errors import ConfigError, DataError, nearest, shown
+from flray.core.schema.errors import ConfigError, DataError, first_line, nearest, shown
 from flray.data.cache import Array
 from flray.data.data_config import DataConfig
 from flray.data.published import ONE_TOKEN, TEXT_TO_TEXT, plain_name
@@ -335,10 +335,9 @@ def pretrained(name: str, download: bool) -> Vocabulary:
         place = str(folder) if folder.is_dir() else name
         tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=not download, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds; the user needs one line
-        text = str(error).strip().split("\n")[0] or type(error).__name__
         raise DataError(
-            f"data.tokenizer: {name!r} cannot be loaded ({text}); give a folder that holds it, set `download: true`, "
-            "or `tokenizer: train`"
+            f"data.tokenizer: {name!r} cannot be loaded ({first_line(error)}); give a folder that holds it, set "
+            "`download: true`, or `tokenizer: train`"
         ) from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or tokenizer.pad_token_id is None:
