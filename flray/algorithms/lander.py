@@ -29,7 +29,8 @@ from flray.core.protocol.context import ClientContext, Context
 from flray.core.protocol.inputs import Inputs
 from flray.core.schema.hp import hp
 from flray.models.base import linear_head
-from flray.models.generators import NoisyLabelGenerator, label_embeddings
+from flray.models.generators import NoisyLabelGenerator
+from flray.models.label_embeddings import label_embeddings
 from flray.ops.generate import (
     AveragedStatistics,
     balanced_labels,

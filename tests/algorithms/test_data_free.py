@@ -24,7 +24,7 @@ from flray.core.protocol.inputs import Inputs
 from flray.core.schema.errors import ConfigError, DataError
 from flray.data.augment import boxes
 from flray.engine.replay import Replay
-from flray.models.generators import label_embeddings
+from flray.models.label_embeddings import label_embeddings
 from flray.ops.synthesis import Student, Teacher
 from flray.rundir import checkpoint
 from tests.contracts.networks import Pictured
