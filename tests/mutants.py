@@ -374,7 +374,7 @@ MUTANTS = (
     Mutant("models/sl_vit.py", "(itself, -torch.inf)", "(itself, 0.0)", "models/test_models.py"),
     Mutant("models/resnet.py", "2 if stage and not block else 1", "2 if stage else 1", "models/test_models.py"),
     Mutant("models/t5.py", "others * -ELSEWHERE", "others * ELSEWHERE"),
-    Mutant("models/hugging_face.py", "in_channels != channels", "in_channels == channels", "models/test_libraries.py"),
+    Mutant("models/fitted.py", "in_channels != channels", "in_channels == channels", "models/test_libraries.py"),
     Mutant("models/weights.py", "before[kind][0] > numbers", "before[kind][0] < numbers"),
     Mutant("models/weights.py", "not in (None, _checksum(", "in (None, _checksum("),
     Mutant("models/build.py", "        if start < end:", "        if start > end:", "models/test_frozen.py"),

@@ -94,7 +94,7 @@ def torchvision_network(
     weights are for `model.weights`, or `timm:NAME`."""
     from torchvision import models
 
-    from flray.models.hugging_face import with_channels
+    from flray.models.fitted import with_channels
 
     what = f"model 'torchvision:{network}'"
     names = models.list_models(module=models)
@@ -266,7 +266,7 @@ def _split(what: str, body: nn.Module, sample: Tensor, num_classes: int, start: 
     """`body` with its head apart, tried on one `sample`. `start`: the checkpoint, and whether it has the head."""
     import torch
 
-    from flray.models.hugging_face import logits, split
+    from flray.models.fitted import logits, split
 
     with _library_errors(what, None, not sample.is_floating_point()), torch.no_grad():
         shape = tuple(logits(body.eval()(sample)).shape)

@@ -198,7 +198,7 @@ def test_networks_that_apply_their_last_layer_to_every_token_have_a_head(network
     logits by 1 + 1e-3 is no rounding."""
     from flray.data.dataset import TextShape
     from flray.data.splits import Vocabulary
-    from flray.models.hugging_face import split
+    from flray.models.fitted import split
 
     module, _ = built(f"hf:{network}", TextShape(12, Vocabulary(101, 0, 3)), 4, **small)
     x = torch.randint(1, 101, (3, 12), generator=torch.Generator().manual_seed(1))
