@@ -364,7 +364,7 @@ MUTANTS = (
         "data/sources/test_layout.py",
     ),
     Mutant("data/sources/columns.py", "(values < 0) |", "(values < -1) |", "data/test_dataset.py"),
-    Mutant("data/sources/arrays.py", "/ 1000)", "* 1000)", "data/sources/test_choice.py"),
+    Mutant("data/sources/float32.py", "/ 1000)", "* 1000)", "data/sources/test_choice.py"),
     Mutant("data/sources/pictures.py", "    if upright and", "    if not upright and"),
     Mutant("data/sources/leaf.py", "np.rint(part * 255)", "np.rint(part * 254)"),
     Mutant("data/sources/text.py", '"longest_first"', '"only_first"'),

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
 from flray.data.class_names import Labels, Owned, check_alike, owned
-from flray.data.sources.arrays import MERGED, lossy, merged
+from flray.data.sources.float32 import MERGED, lossy, merged
 from flray.data.splits import SHOWN, in_line, listed
 
 

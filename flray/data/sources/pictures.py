@@ -22,6 +22,7 @@ import pyarrow as pa
 from flray.core.schema.errors import DataError, shown
 from flray.data.cache import Array
 from flray.data.sources.columns import FeatureTable
+from flray.data.sources.float32 import EXACT
 
 Kind = Literal["grey", "colour", "16-bit", "32-bit", "float"]
 # Alpha is left out, as torchvision's loader and Pillow's `convert` do it: the colours stay as they are stored.
@@ -34,7 +35,6 @@ KINDS: dict[str, Kind] = {
 }
 ALPHA = {"La": "LA", "RGBa": "RGBA", "LA": "LA", "RGBA": "RGBA", "PA": "RGBA"}  # a mode with alpha, not premultiplied
 EIGHT_BITS: dict[Kind, str] = {"grey": "L", "colour": "RGB"}
-EXACT = 2**24  # float32 holds all integers up to it
 HEADER = 2**16  # bytes of a file that say how many bits its channels have
 ORIENTATION = 0x0112  # the EXIF tag
 SAMPLE_FORMAT, SIGNED = 339, 2  # the TIFF tag, and its value for signed integers
