@@ -13,8 +13,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -83,7 +83,9 @@ class Attempt:
     """A started run; each restart of the server creates a new attempt.
 
     `position`: of the checkpoint that it continues from. `facts`: about model, data and processes, for
-    environment.json. `missing_rows`: the rows that damaged tables have lost, by table.
+    environment.json. `missing_rows`: the rows that damaged tables have lost, by table. `flops`: of a local step, by its
+    kind. `counted`: the last exchange with local steps, whose `kinds` are those without and with a stored state;
+    `stored`: its clients that had one before it.
     """
 
     executor: Executor
@@ -91,6 +93,10 @@ class Attempt:
     position: Position
     facts: dict[str, Any]
     missing_rows: dict[str, str]
+    flops: dict[str, StepFlops] = field(default_factory=dict)
+    counted: Clock | None = None
+    kinds: Mapping[bool, str] = field(default_factory=dict)
+    stored: Set[int] = frozenset()
 
 
 class Simulation:
@@ -125,9 +131,6 @@ class Simulation:
         self._process = os.getpid()
         self._resumable = False  # STATUS says `running`
         self._ended = ""  # STATUS of a run that had ended before a resume, which has no round to run
-        self._flops: dict[str, StepFlops] = {}  # of a local step, by its kind
-        # an exchange, the kinds of its steps, its clients that had a state before it
-        self._counted: tuple[Clock | None, dict[bool, str], set[int]] = None, {}, set()
         self._versions = experiment.versions
         self._participation = Participation(experiment, self.scenario, self._planned_work, self._stateful)
         self._rounds = experiment.rounds  # of a task; those that end in time, once `until` is planned
@@ -223,7 +226,6 @@ class Simulation:
 
     def _start(self, attempt: int, progress: bool, resume: bool, before: Attempt | None) -> Attempt:
         """Start server and clients, and restore the run. `before`: the attempt whose server died, or None."""
-        self._flops, self._counted = {}, (None, {}, set())  # the server has those of its checkpoint
         with stage("starting server and clients", progress):
             executor, self.experiment = self._launch()
         self._executor = executor
@@ -598,8 +600,8 @@ class Simulation:
             if (step := self._participation.step(plan.clock)) is not None:
                 self._add_ages(exchanged, step, row)
             if plan.exchange.client is None:
-                _, kinds, stored = self._counted
-                row["client_flops"] += sum(self._flops[kinds[c["client"] in stored]].of(c) for c in exchanged.rows)
+                of_each = (run.flops[run.kinds[c["client"] in run.stored]].of(c) for c in exchanged.rows)
+                row["client_flops"] += sum(of_each)
             client_rows += exchanged.rows
             self._record_probes(run, clock, exchanged.probe_rows)
             run.recorder.traced(exchanged.traces)
@@ -654,21 +656,21 @@ class Simulation:
     def _count_flops(self, run: Attempt, plan: ExchangePlan | None, cohort: np.ndarray | None) -> float:
         """Count the FLOPs of a local step of each kind that this exchange has, once in a run; returns the seconds of
         it."""
-        if plan is None or plan.exchange.client is not None or plan.clock == self._counted[0]:
+        if plan is None or plan.exchange.client is not None or plan.clock == run.counted:
             return 0.0
         began, stateful = time.perf_counter(), run.executor.facts["own_state"]
         algorithm, stored = in_force(self._versions, plan.clock), set[int]()
         kinds = {has: step_kind(plan, algorithm, has) for has in (False, True)}  # a stored state
-        known = [self._flops.get(kind) for kind in kinds.values()]
+        known = [run.flops.get(kind) for kind in kinds.values()]
         alike = None not in known and known[0] == known[1]  # a stored state costs nothing
         if not alike if stateful else known[0] is None:
             chunks = [chunk for turn in self._participants(run, plan, cohort)[1] for chunk in turn.chunks]
             clients = [client for chunk in chunks for client in chunk.clients]
             stored = set(run.executor.call(Server.stored, clients) if stateful else ())
             for among, kind in ((set(clients) - stored, kinds[False]), (stored, kinds[True])):
-                if among and kind not in self._flops:
-                    self._flops[kind] = self._flops_of(run, plan, kind, largest_client(chunks, among))
-        self._counted = plan.clock, kinds, stored
+                if among and kind not in run.flops:
+                    run.flops[kind] = self._flops_of(run, plan, kind, largest_client(chunks, among))
+        run.counted, run.kinds, run.stored = plan.clock, kinds, stored
         return time.perf_counter() - began
 
     def _flops_of(self, run: Attempt, plan: ExchangePlan, kind: str, client: Chunk) -> StepFlops:
