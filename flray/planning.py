@@ -204,10 +204,11 @@ def round_of(
     """The first round, with the engine's own cohort and chunks, on nodes of so many actors."""
     from flray.engine.ray.combiners import num_subtrees, worth_it  # it imports Ray
 
-    clock, members = Clock(), np.asarray(scenario.members(0), dtype=np.int64)
+    clock = Clock()
     if experiment.coordination.size is None:
-        clients = cohorts.draw_cohort(experiment, clock, members, scenario.cohorts)[1]
+        clients = cohorts.draw_cohort(experiment, scenario, clock)[1]
     else:  # the first to start; whose updates come first is not asked
+        members = np.asarray(scenario.members(0), dtype=np.int64)
         clients = draw(experiment.seed, (0, 0), members, concurrency(experiment, len(members)))
     clients = clients[: cohorts.largest_cohort(experiment, scenario)]  # of those drawn, late ones do not train
     exchange = experiment.algorithm.training

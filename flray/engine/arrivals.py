@@ -123,8 +123,7 @@ class Participation:
         """The clients that are drawn for a round and deliver; without devices it takes no time."""
         if self.scenario.devices is not None:
             return self.arrivals.of_round(clock)
-        members = self.scenario.members(clock.task)
-        sampled, clients = cohorts.draw_cohort(self.experiment, clock, members, self.scenario.cohorts)
+        sampled, clients = cohorts.draw_cohort(self.experiment, self.scenario, clock)
         return InTime(clients, len(sampled), len(sampled) - len(clients), 0, 0, 0.0, np.zeros(0))
 
     def turns(

@@ -57,12 +57,11 @@ def sample_cohort(
     return clients_at(members, places.astype(np.int64))
 
 
-def draw_cohort(
-    experiment: Experiment, clock: Clock, members: range | np.ndarray, listed: ListedCohorts | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(ids of the sampled clients `[K]`, ids of those that deliver), in cohort order; `listed`: see `sample_cohort`."""
-    sampled = sample_cohort(experiment.cohort, experiment.seed, clock, members, listed, experiment.coordination)
-    return sampled, without_dropouts(experiment.cohort, experiment.seed, clock, sampled)
+def draw_cohort(experiment: Experiment, scenario: Scenario, clock: Clock) -> tuple[np.ndarray, np.ndarray]:
+    """(ids of the sampled clients `[K]` of a round, ids of those that deliver), in cohort order."""
+    config, seed, members = experiment.cohort, experiment.seed, scenario.members(clock.task)
+    sampled = sample_cohort(config, seed, clock, members, scenario.cohorts, experiment.coordination)
+    return sampled, without_dropouts(config, seed, clock, sampled)
 
 
 def costliest_client(experiment: Experiment, scenario: Scenario) -> Chunk:

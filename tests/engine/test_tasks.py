@@ -143,7 +143,7 @@ def test_each_task_draws_its_cohorts_from_its_own_clients(tmp_path):
     members = [np.asarray(local.scenario.members(task)).tolist() for task in (0, 1)]
     assert members == [[0, 2], [1, 2]]
     for clock in (Clock(task, round, done=8 * task + round) for task in (0, 1) for round in range(8)):
-        sampled, _ = cohorts.draw_cohort(own, clock, local.scenario.members(clock.task))
+        sampled, _ = cohorts.draw_cohort(own, local.scenario, clock)
         assert sorted(sampled.tolist()) == members[clock.task]
     assert TaskSummary.of(local.scenario).members == (2, 2) and TaskSummary.of(local.scenario).examples == (40, 30)
 
