@@ -176,7 +176,7 @@ class Local:
         self.executor.sent.update(up=0, down=0)
 
         def turns(plan: ExchangePlan) -> list[Turn]:
-            return self.participation.turns(plan, cohort, self.chunks)[1]
+            return self.participation.of_exchange(plan, cohort, self.chunks).turns
 
         played = False
         for exchanged in transact(self.executor, clock, turns):

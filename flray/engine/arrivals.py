@@ -79,6 +79,14 @@ class InTime(NamedTuple):
     work: tuple[Delivery, ...] = ()
 
 
+class Participants(NamedTuple):
+    """The clients that an exchange names, its turns, and the number of these clients without a sample."""
+
+    clients: np.ndarray
+    turns: list[Turn]
+    empty: int
+
+
 class Participation:
     """Which clients take part in the exchanges of a run, in which chunks, and when they deliver."""
 
@@ -126,21 +134,19 @@ class Participation:
         sampled, clients = cohorts.draw_cohort(self.experiment, self.scenario, clock)
         return InTime(clients, len(sampled), len(sampled) - len(clients), 0, 0, 0.0, np.zeros(0))
 
-    def turns(
-        self, plan: ExchangePlan, cohort: np.ndarray | None, num_chunks: int
-    ) -> tuple[np.ndarray, list[Turn], int]:
-        """(the clients that an exchange names, its turns, the number of these clients without a sample). `cohort`: the
-        clients that deliver; None: all with samples in the task."""
+    def of_exchange(self, plan: ExchangePlan, cohort: np.ndarray | None, num_chunks: int) -> Participants:
+        """`cohort`: the clients that deliver; None: all with samples in the task."""
         clock, exchange, members = plan.clock, plan.exchange, self.scenario.members(plan.clock.task)
         drawn = np.asarray(members, dtype=np.int64) if cohort is None else cohort
         if (step := self.step(clock)) is not None:
             turn = cohorts.turn_of_step(self.experiment, self.scenario, clock, step, num_chunks, plan.uplink)
-            return drawn, [turn], 0
+            return Participants(drawn, [turn], 0)
         clients = cohorts.participants(exchange, clock, drawn, members, self._stateful, self.experiment.seed)
         timed = self.scenario.devices is not None and clock.phase == "round"
         taken = self.arrivals.of_round(clock).taken if timed else None
         way = num_chunks, self.scenario.batch_orders, plan.uplink, plan.even_empty, taken
-        return clients, *cohorts.turns(self.scenario, self.experiment.algorithm, clients, clock, exchange, *way)
+        turns, empty = cohorts.turns(self.scenario, self.experiment.algorithm, clients, clock, exchange, *way)
+        return Participants(clients, turns, empty)
 
     def deliveries(self, rounds: int) -> Iterator[list[Delivery]]:
         """The work of the clients of each of the first rounds, or of those whose updates a server step gets or

@@ -214,7 +214,7 @@ class Replay:
         return list(self._participation.deliveries(rounds))
 
     def _turns(self, plan: ExchangePlan, cohort: np.ndarray | None) -> list[Turn]:
-        return self._participation.turns(plan, cohort, self.executor.num_chunks)[1]
+        return self._participation.of_exchange(plan, cohort, self.executor.num_chunks).turns
 
     def _say_changes(self) -> None:
         """Warn of each change that a resume accepted later: the run computed the next round without it, this replay

@@ -39,7 +39,7 @@ from flray.core.schema.errors import (
 )
 from flray.data import Dataset
 from flray.engine import cohort as cohorts
-from flray.engine.arrivals import Participation
+from flray.engine.arrivals import Participants, Participation
 from flray.engine.blame import server_never_started
 from flray.engine.client import in_folder
 from flray.engine.counts import TestCounts, add_test_sums
@@ -134,7 +134,7 @@ class Simulation:
         self._versions = experiment.versions
         self._participation = Participation(experiment, self.scenario, self._planned_work, self._stateful)
         self._rounds = experiment.rounds  # of a task; those that end in time, once `until` is planned
-        self._foreseen: tuple[np.ndarray, list[Turn], int] | None = None  # of the next round, see `_participants`
+        self._foreseen: Participants | None = None  # of the next round, see `_participants`
         self._probes_rounds = any("round" in probe.at for probe in experiment.probes().values())
 
     @property
@@ -613,20 +613,18 @@ class Simulation:
     def _turns(self, run: Attempt, plan: ExchangePlan, cohort: np.ndarray | None, row: Row) -> list[Turn]:
         """The turns of an exchange; clients without a sample, and an exchange that nobody takes part in, are noted in
         `row`."""
-        clients, turns, empty = self._participants(run, plan, cohort)
-        if empty:
-            row["clients_empty"] = row.get("clients_empty", 0) + empty
-        if not turns:
-            self._note_skipped(plan, clients, row)
-        return turns
+        found = self._participants(run, plan, cohort)
+        if found.empty:
+            row["clients_empty"] = row.get("clients_empty", 0) + found.empty
+        if not found.turns:
+            self._note_skipped(plan, found.clients, row)
+        return found.turns
 
-    def _participants(
-        self, run: Attempt, plan: ExchangePlan, cohort: np.ndarray | None
-    ) -> tuple[np.ndarray, list[Turn], int]:
-        """:meth:`Participation.turns`, which may be known from the round before."""
-        if self._foreseen is not None and plan.kind is not None and self._foreseen[1][0].clock == plan.clock:
+    def _participants(self, run: Attempt, plan: ExchangePlan, cohort: np.ndarray | None) -> Participants:
+        """:meth:`Participation.of_exchange`, which may be known from the round before."""
+        if self._foreseen is not None and plan.kind is not None and self._foreseen.turns[0].clock == plan.clock:
             return self._foreseen
-        return self._participation.turns(plan, cohort, run.executor.num_chunks)
+        return self._participation.of_exchange(plan, cohort, run.executor.num_chunks)
 
     def _foresee(self, run: Attempt, ahead: Clock | None, plan: ExchangePlan) -> Turn | None:
         """The turn of the round `ahead`, if its plan will be of the kind of `plan`; None: it is not known."""
@@ -635,8 +633,8 @@ class Simulation:
             return None
         with contextlib.suppress(Exception):  # raised again when the round begins
             found = self._participants(run, plan._replace(clock=ahead), self._participation.delivering(ahead))
-            self._foreseen = found if found[1] else None
-        return None if self._foreseen is None else self._foreseen[1][0]
+            self._foreseen = found if found.turns else None
+        return None if self._foreseen is None else self._foreseen.turns[0]
 
     def _note_skipped(self, plan: ExchangePlan, clients: np.ndarray, row: Row) -> None:
         """Name a skipped exchange in the row: none of its `clients` can take part. Warns, except for the cohort's.
@@ -664,7 +662,7 @@ class Simulation:
         known = [run.flops.get(kind) for kind in kinds.values()]
         alike = None not in known and known[0] == known[1]  # a stored state costs nothing
         if not alike if stateful else known[0] is None:
-            chunks = [chunk for turn in self._participants(run, plan, cohort)[1] for chunk in turn.chunks]
+            chunks = [chunk for turn in self._participants(run, plan, cohort).turns for chunk in turn.chunks]
             clients = [client for chunk in chunks for client in chunk.clients]
             stored = set(run.executor.call(Server.stored, clients) if stateful else ())
             for among, kind in ((set(clients) - stored, kinds[False]), (stored, kinds[True])):
