@@ -51,14 +51,13 @@ from flray.scenario import Scenario, Stage, meanings, relabelled
 from flray.uplink import Uplink
 from flray.uplink.fits import check_noise
 
+PROBED = 32  # samples that tell the rows of classes from those of a hidden layer
+
 
 def in_force(versions: Sequence[Version], clock: Clock) -> Algorithm:
     """The algorithm of a clock; a task's end and the tests after a round have the version of that round."""
     round = clock.done + (clock.phase in ("round", "task_begin"))
     return [version.algorithm for version in versions if version.from_round <= max(round, 1)][-1]
-
-
-PROBED = 32  # samples that tell the rows of classes from those of a hidden layer
 
 
 class TaskSummary(NamedTuple):
@@ -157,7 +156,7 @@ class Runtime:
         self.objective, self.net = objectives(trained, networks, device, experiment.precision, self.dtype)
         # by task: the classes that training reads, and those that a test reads; empty: all classes are in use
         self._classes, self._tested_classes = self._classes_by_task(device)
-        self.frozen, self._frozen = self._freeze()
+        self.frozen, self._objectives = self._freeze()
         self._public_data = self._load_public_data(device)  # for the algorithm or for probes
         self.proxy = self._public_data if experiment.needs_proxy else None
 
@@ -265,7 +264,7 @@ class Runtime:
 
     def objective_of(self, task: int) -> Objective:
         """The network's objective in a task; `tasks.freeze` may have frozen parts of it."""
-        return self._frozen.get(task, self.objective)
+        return self._objectives.get(task, self.objective)
 
     def load_proxy(self) -> tuple[ProxyData, np.ndarray]:
         """(the proxy data, the numbers of the training samples that remain the clients').
@@ -367,12 +366,10 @@ class Runtime:
     def client_context(
         self, clock: Clock, client: int, *, num_steps: int, num_examples: int, weight: float
     ) -> ClientContext:
-        own: dict[str, Any] = {
-            "num_steps": num_steps,
-            "num_examples": num_examples,
-            "weight": weight,
-        }
-        return ClientContext(**self._facts(clock), client=client, **own)
+        """The context of a client's methods at this moment."""
+        return ClientContext(
+            **self._facts(clock), client=client, num_steps=num_steps, num_examples=num_examples, weight=weight
+        )
 
     def _facts(self, clock: Clock) -> dict[str, Any]:
         """The fields that server and client contexts share at this moment."""

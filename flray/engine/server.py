@@ -250,7 +250,7 @@ class Server:
                 updates = self._aged(ctx, plan.aged, updates, cohort.weights, delivered)
             states, updates = self._after_pooling(ctx, exchange, updates, results, int(delivered.sum()), metrics)
             steps = torch.tensor([taken for d in results for taken in d.steps], dtype=torch.int64)
-            cohort = Cohort(cohort.client_ids, cohort.num_examples, steps, cohort.weights)
+            cohort = cohort.replace(num_steps=steps)
             if not delivered.all():
                 cohort = map_tensors(lambda part: part[delivered], cohort)
                 cohort = cohort.replace(weights=cohort.weights / share)

@@ -70,7 +70,7 @@ class GivenRuntime(Runtime):
         self.evaluator = Evaluator(self.algorithm, self.dataset, self.normalizer, self.evaluation_batch)
         self._versions = (Version(1, experiment.algorithm),)
         self._classes, self.inputs, self.starts_from = [], None, None
-        self.frozen, self._frozen = frozenset(), {}
+        self.frozen, self._objectives = frozenset(), {}
 
     def client_data(self, ctx: Context, numbers: np.ndarray, previous: np.ndarray | None = None) -> ClientSamples:
         return replace(super().client_data(ctx, numbers, previous), rng=None)
