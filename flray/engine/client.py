@@ -465,9 +465,7 @@ class Client:
             share = tested[local_test(labels, there, dataset.num_classes, rule.local_test, draws, rule.local_test_size)]
             for epochs in finetune_epochs:
                 try:
-                    predictor = self.predictor(
-                        chunk.clock, client, chunk.weights[i], numbers, broadcast, state, epochs, states[i]
-                    )
+                    predictor = self.predictor(ctx, numbers, broadcast, state, epochs, states[i])
                     method = self.algorithm.personalize
                     right = float(self.right(ctx, predictor, dataset.test.x, dataset.test.y, share, method))
                 except (AlgorithmError, OwnCodeError, ConfigError):
@@ -486,22 +484,19 @@ class Client:
 
     def predictor(
         self,
-        clock: Clock,
-        client: int,
-        weight: float,
+        ctx: ClientContext,
         numbers: np.ndarray,
         broadcast: Message,
         state: Message,
         finetune_epochs: int,
-        stored: Message = None,
+        stored: Message,
     ) -> Predictor:
         """The client's own predictor after fine-tuning for `finetune_epochs`. It may read scratch tensors. `stored`:
         what holds the client's own buffers."""
-        ctx = self.context(clock, client, weight, numbers)
         batches = self.runtime.client_data(ctx, numbers).batches(self.algorithm.local_batches[0], finetune_epochs)
         ctx = replace(ctx, num_steps=len(batches), steps_taken=len(batches))
         self._begin(ctx, self.runtime.module_seed(ctx), stored)
-        return self.runtime.algorithm_at(clock).personalize(ctx, broadcast, state, batches)
+        return self.runtime.algorithm_at(ctx.clock).personalize(ctx, broadcast, state, batches)
 
     def right_of_model(self, ctx: ClientContext, w: Tensor, b: Tensor, numbers: np.ndarray) -> Tensor:
         """:meth:`right` of a model on the training samples `numbers`, without augmentation."""

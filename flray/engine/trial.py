@@ -84,23 +84,23 @@ def try_network(
     trial.put_back()
     constants = trial.constants(changed)
     declared = {leaf for part in module.modules() for leaf in getattr(part, KINDS, {})}
-    moved = [name for name in {**before, **after.attributes} if before.get(name) != after.attributes.get(name)]
+    moved = [each for each in {**before, **after.attributes} if before.get(each) != after.attributes.get(each)]
     if not moved:
         trial.check_bound(x)
         trial.check_two_points(x)
         return _marked(module, constants, trial.features_apart(x)), at_once
-    moved = [name for name in moved if name.rpartition(".")[2] not in declared]
-    own = [name for name in moved if not is_reached(name)]
+    moved = [each for each in moved if each.rpartition(".")[2] not in declared]
+    own = [each for each in moved if not is_reached(each)]
     # harmless if a forward pass does not read what an earlier one left: a cache, the last attention
     other = x.flip(0) if x.dtype in (torch.int64, torch.int32) else 0.5 * x.flip(0)
     # under other draws: noise that an earlier pass left is not the noise that the first pass of a process draws
     fresh = build()
     trial.seed = seed + 1
     expected, found = _Trial(fresh, classes, seed + 1, dtype).run(other), trial.run(other)
-    differing = [name for name in own if expected.attributes.get(name) != found.attributes.get(name)]
+    differing = [each for each in own if expected.attributes.get(each) != found.attributes.get(each)]
     if differing or (moved and not _same(expected, found)):
-        name = (differing or moved)[0]
-        raise ConfigError(attribute_refusal(type(module).__name__, name, {**before, **after.attributes}[name]))
+        first = (differing or moved)[0]
+        raise ConfigError(attribute_refusal(type(module).__name__, first, {**before, **after.attributes}[first]))
     trial.check_bound(x)
     trial.check_two_points(x)
     return _marked(build(), constants, trial.features_apart(x)), at_once
@@ -193,7 +193,7 @@ class _Trial:
             self._settled = [part.training for part in self.module.modules()]
             self.module.train(training)
         check_output(self.name, logits, len(x), self.classes, "in train mode ")
-        self._check_registered()
+        self._check_untouched()
         if not logits.requires_grad:
             raise ConfigError(
                 f"model {self.name}: its logits have no gradient in train mode; look for no_grad, detach or NumPy in "
@@ -206,7 +206,7 @@ class _Trial:
             raise ConfigError(f"model {self.name}: {described(error)}; {BOUND}") from None
         return _Pass(logits.detach(), gradients, now)
 
-    def _check_registered(self) -> None:
+    def _check_untouched(self) -> None:
         """Raises `ConfigError` for parameters that a forward pass added, replaced, froze, or wrote to."""
         now = dict(self.module.named_parameters())
         for name in now.keys() ^ self.parameters.keys():
