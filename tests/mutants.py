@@ -182,7 +182,7 @@ MUTANTS = (
         "contracts/test_contracts.py algorithms/test_fedprotip.py",
         "fedprotip",
     ),
-    Mutant("aggregations/fedmemo.py", '"r0": self.r0 - 1', '"r0": self.r0', "algorithms/test_fedmemo.py"),
+    Mutant("aggregations/fedmemo.py", "r0=self.r0 - 1", "r0=self.r0", "algorithms/test_fedmemo.py"),
     Mutant(
         "ops/proxy_step.py",
         "proxy_examples / (examples + proxy_examples)",

@@ -156,8 +156,7 @@ class FedMemo(Aggregation[MemoState], frozen=True):
     def takes_step_2(self, ctx: Context, episode: Episode) -> bool:
         """Whether this round takes step 2. The options `r0` and `r1` count rounds from 1, the clock from 0."""
         r1 = None if self.r1 is None else self.r1 - 1
-        how: dict[str, Any] = {"min_on": self.min_on, "d": self.delay, "r0": self.r0 - 1, "r1": r1}
-        return mitigates(self.trigger, episode, ctx.clock.done, **how)
+        return mitigates(self.trigger, episode, ctx.clock.done, min_on=self.min_on, d=self.delay, r0=self.r0 - 1, r1=r1)
 
     def mix(
         self, own: MemoState, model: HasModel, proxy: HasModel, size: float, buffers: Buffers, metrics: Metrics
