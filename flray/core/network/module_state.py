@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -14,6 +14,16 @@ from flray.core.network.buffers import Buffer, declared_attributes, refusal
 from flray.core.schema.errors import ConfigError
 
 Local = Mapping[str, Tensor]  # a client's own buffers, by name
+
+
+class Constant(NamedTuple):
+    """A tensor that training must not change, and its place, `holder[key]`."""
+
+    name: str
+    holder: dict[str, Any]
+    key: str
+    tensor: Tensor
+    persistent: bool
 
 
 class ModuleState:
@@ -26,13 +36,13 @@ class ModuleState:
         self._attributes = [
             (owner, leaf, copy.deepcopy(vars(owner)[leaf])) for owner, leaf in declared_attributes(module)
         ]
-        constants = [(b.name, b.sites[0], b.persistent) for b in buffers if b.kind == "constant"]
-        for place, owner in module.named_modules():
-            frozen = [leaf for leaf, p in owner._parameters.items() if p is not None and not p.requires_grad]
-            constants += [(f"{place}.{leaf}".lstrip("."), (owner._parameters, leaf), True) for leaf in frozen]
-        self._constants: list[tuple[str, dict[str, Any], str, Tensor, bool]] = [
-            (name, holder, key, cast(Tensor, holder[key]), sent) for name, (holder, key), sent in constants
+        self._constants = [
+            Constant(b.name, *b.sites[0], _current(b), b.persistent) for b in buffers if b.kind == "constant"
         ]
+        for place, owner in module.named_modules():
+            for leaf, p in owner._parameters.items():
+                if p is not None and not p.requires_grad:
+                    self._constants.append(Constant(f"{place}.{leaf}".lstrip("."), owner._parameters, leaf, p, True))
         self._versions = self._written()
         self.own_names = (*(b.name for b in own), *(leaf for _, leaf, _ in self._attributes))
         self.local = any(buffer.kind == "local" for buffer in own)  # whether clients have buffers of their own
@@ -40,7 +50,7 @@ class ModuleState:
     def fixed(self) -> dict[str, Tensor]:
         """By name: the constants, and what is kept, as at the start. They are equal in all processes of a run."""
         first = {buffer.name: initial for buffer, initial in self._own}
-        return {name: tensor.detach() for name, _, _, tensor, _ in self._constants} | first
+        return {constant.name: constant.tensor.detach() for constant in self._constants} | first
 
     def restore(self, local: Local | None = None) -> None:
         """Set what is kept to its initial value, and what is local to a client's own, if it has one."""
@@ -72,13 +82,12 @@ class ModuleState:
         if self._versions == self._written():
             return
         now = zip(self._constants, self._versions, self._written(), strict=True)
-        name, _, _, tensor, persistent = next(constant for constant, before, after in now if before != after)
-        raise ConfigError(constant_changed(self._model, name, tensor, persistent))
+        changed = next(constant for constant, before, after in now if before != after)
+        raise ConfigError(constant_changed(self._model, changed.name, changed.tensor, changed.persistent))
 
     def _written(self) -> list[int | None]:
         """Torch's write counter of every constant; None: another tensor is in its place."""
-        places = [(holder.get(key), tensor) for _, holder, key, tensor, _ in self._constants]
-        return [tensor._version if now is tensor else None for now, tensor in places]
+        return [c.tensor._version if c.holder.get(c.key) is c.tensor else None for c in self._constants]
 
 
 def constant_changed(model: str, name: str, tensor: Tensor, persistent: bool = True) -> str:
