@@ -338,9 +338,7 @@ class FedProTIP(Protected[PredictingState, ProTIPDown, PredictingClient, ProTIPL
             plain = held.only(held.numbers[: self.n_batches * self.batch_size]).plain
             features, y = extract_features(model, plain)
         after = client.replace(features={**client.features, str(ctx.clock.task): features})
-        means = None
-        if self.simple_predictors:
-            means = class_means(features, ctx.local(y), count)[0]
+        means = class_means(features, ctx.local(y), count)[0] if self.simple_predictors else None
         return Directions(directions, space, means, moments), after, {}
 
     def directions(self, ctx: Context, a: Tensor, blocks: Blocks, key: str, rank: int | None = None) -> Tensor:
@@ -360,13 +358,12 @@ class FedProTIP(Protected[PredictingState, ProTIPDown, PredictingClient, ProTIPL
         spaces = {client: {SPACE: space} for client, space in zip(clients, updates.space, strict=True)}
         if self.space_rank == "fixed":  # clients that extract in parallel do not know which of them is the first
             first = None if state.spaces else min(clients)
+            ranks = self.space_first, self.space_later
             for client, space in spaces.items():
-                first_task = ctx.clock.task == 0
-                rank = space_rank(ctx.population, first_task, client == first, self.space_first, self.space_later)
+                rank = space_rank(ctx.population, ctx.clock.task == 0, client == first, *ranks)
                 space[SPACE] = space[SPACE][:, :rank]
-        how = self.rank_tol, self.append
-        blocks = self.merged(ctx, state.blocks, layers, *how)
-        final = self.merged(ctx, tuple({SPACE: block} for block in state.spaces), spaces, *how)
+        blocks = self.merged(ctx, state.blocks, layers, self.rank_tol, self.append)
+        final = self.merged(ctx, tuple({SPACE: block} for block in state.spaces), spaces, self.rank_tol, self.append)
         metrics = {"comm/bases_up_bytes": nbytes(updates)}
         means, moments, task = dict(state.means), state.moments, str(ctx.clock.task)
         for own in updates.means:
