@@ -8,7 +8,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,22 +30,28 @@ if TYPE_CHECKING:
     import pandas
 
 
-def build_data(experiment: Experiment) -> tuple[Dataset, Any, np.ndarray | None]:
-    """(data set, proxy data or None, numbers of the training samples that remain the clients'; None: all)."""
+class Data(NamedTuple):
+    """The data of an experiment. `private`: the numbers of the training samples that remain the clients'; None: all."""
+
+    dataset: Dataset
+    proxy: ProxyData | None
+    private: np.ndarray | None
+
+
+def build_data(experiment: Experiment) -> Data:
     try:
         dataset = load_dataset(experiment.data)
         check_classes(dataset)
         if not dataset.is_image and dataset.vocabulary is None and dataset.projection is None:
             note_scales(dataset.train.x, dataset.features, dataset.name)
-        return dataset, *_load_proxy(experiment, dataset)
+        return Data(dataset, *_load_proxy(experiment, dataset))
     except MemoryError as error:
         raise ResourceError(
             f"data set {experiment.data.source!r} does not fit into memory ({error}); take fewer samples"
         ) from error
 
 
-def _load_proxy(experiment: Experiment, dataset: Dataset) -> tuple[Any, np.ndarray | None]:
-    """(proxy data or None, numbers of the training samples that remain the clients'; None: all)."""
+def _load_proxy(experiment: Experiment, dataset: Dataset) -> tuple[ProxyData | None, np.ndarray | None]:
     if experiment.proxy is None or not experiment.needs_proxy:
         # a held-out part is held out for every algorithm, so that all see the same clients
         if isinstance(experiment.proxy, ProxyConfig) and experiment.proxy.source == "holdout":
@@ -207,10 +213,8 @@ def _write_ids(experiment: Experiment, dataset: Dataset, scenario: Scenario, whe
         write_text(place / "clients.csv", text.getvalue())
 
 
-def stored_scenario(
-    experiment: Experiment, data: tuple[Dataset, Any, np.ndarray | None], scenario: Scenario | None, where: Path
-) -> Scenario:
-    """The scenario of a run's folder `where`, memory-mapped. `data`: the result of :func:`build_data`.
+def stored_scenario(experiment: Experiment, data: Data, scenario: Scenario | None, where: Path) -> Scenario:
+    """The scenario of a run's folder `where`, memory-mapped.
 
     Writes the new `scenario` first, with `clients.csv`, `drift.json` and `drift.parquet`. None: reads the stored one;
     if that is damaged or missing, builds it again from the configuration and warns.

@@ -37,7 +37,6 @@ from flray.core.schema.errors import (
     named,
     warn,
 )
-from flray.data import Dataset
 from flray.engine import cohort as cohorts
 from flray.engine.arrivals import Participants, Participation
 from flray.engine.blame import server_never_started
@@ -45,7 +44,7 @@ from flray.engine.client import in_folder
 from flray.engine.counts import TestCounts, add_test_sums
 from flray.engine.exchanges import Chunk, ExchangePlan, Turn
 from flray.engine.flops import StepFlops, largest_client, step_kind
-from flray.engine.prepare import stored_scenario
+from flray.engine.prepare import Data, stored_scenario
 from flray.engine.progress import Progress, line, stage
 from flray.engine.rounds import Executor, FinishedExchange, add_sent, orders
 from flray.engine.runtime import in_force
@@ -106,7 +105,7 @@ class Simulation:
         self,
         experiment: Experiment,
         home: RunFolder,
-        data: tuple[Dataset, Any, Any],
+        data: Data,
         scenario: Scenario | None,
         storage: Storage | None,
         origin: Origin,
