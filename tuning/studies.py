@@ -29,7 +29,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from flray.core.protocol.seeding import torch_seed
-from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError
+from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError, message_of
 from flray.log import LOGGER
 from flray.rundir.folder import to_resume_sweep
 from flray.rundir.lock import Owner, holder
@@ -105,7 +105,7 @@ def _reason(error: BaseException) -> str:
         if isinstance(cause, DBAPIError):
             return " ".join(str(cause.orig).split())
         cause = cause.__cause__
-    return " ".join(str(error).split()) or type(error).__name__
+    return message_of(error)
 
 
 def make_sampler(name: str, seed: int, sequence: int) -> BaseSampler:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.algorithms import as_written
-from flray.core.schema.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError, described
 from flray.metrics.names import LAST
 from flray.results.colours import colours_of, markers_of
 from flray.results.figures import at_whole_numbers, axis_label, few_log_ticks, figure_of, grid_of, one_axis, save
@@ -54,7 +54,7 @@ def draw(sweep: Opened, frame: pandas.DataFrame) -> tuple[tuple[Path, ...], tupl
         except Skip as reason:
             skipped.append(f"{path.name}: {reason}")
         except Exception as error:
-            skipped.append(f"{path.name}: {type(error).__name__}: {' '.join(str(error).split())}")
+            skipped.append(f"{path.name}: {described(error)}")
     return tuple(drawn), tuple(skipped)
 
 

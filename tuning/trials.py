@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from flray.core.schema.errors import CheckpointError, ConfigError
+from flray.core.schema.errors import CheckpointError, ConfigError, message_of
 from flray.core.schema.plain import read
 from flray.tuning.config import sqlite_file
 
@@ -45,7 +45,7 @@ def stored_sweep(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is not a sweep folder: it has no sweep.yaml") from None
     except (OSError, ValueError, ConfigError) as error:
-        raise CheckpointError(f"{path} is damaged ({' '.join(str(error).split())}); {advice}") from None
+        raise CheckpointError(f"{path} is damaged ({message_of(error)}); {advice}") from None
     if not isinstance(content, dict) or not {"name", "objective"} <= content.keys():
         what = "empty" if content is None else "not a complete sweep"
         raise CheckpointError(f"{path} is damaged: it is {what}; {advice}")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flray.core.schema.errors import DataError, warn
+from flray.core.schema.errors import DataError, message_of, warn
 from flray.files import (
     atomic_folder,
     atomic_write,
@@ -157,7 +157,7 @@ def _read(folder: Path) -> tuple[CacheEntry | None, str]:
     except FileNotFoundError:
         return None, f"{name} is missing" if folder.exists() else ""
     except (OSError, ValueError, EOFError) as error:
-        return None, f"{name} is damaged ({' '.join(str(error).split())})"
+        return None, f"{name} is damaged ({message_of(error)})"
 
 
 def _write(folder: Path, entry: CacheEntry) -> None:

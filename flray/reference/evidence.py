@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError, model_validator
 from flray.config.experiment import LENGTH, RESUMABLE, Experiment, algorithm_name
 from flray.config.grid import dotted, labels
 from flray.config.loader import load_config
-from flray.core.schema.errors import CheckpointError, ConfigError, unknown
+from flray.core.schema.errors import CheckpointError, ConfigError, message_of, unknown
 from flray.files import MANY, atomic_write, regular, writing
 from flray.log import LOGGER
 from flray.reference.papers import Strict, read_csv
@@ -221,7 +221,7 @@ def evidence(path: Path = CLAIMS) -> Evidence:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror or error})") from error
     except (yaml.YAMLError, ValidationError) as error:
-        raise ConfigError(f"{path} is no file of settings and claims: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} is no file of settings and claims: {message_of(error)}") from error
     for claim in content.claims:
         if claim.setting not in content.settings:
             raise unknown("setting", claim.setting, content.settings, path.name)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flray.core.schema.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError, message_of
 from flray.files import read_checksummed, regular
 from flray.metrics import forgetting
 from flray.metrics.classification import accuracy, per_class
@@ -152,7 +152,7 @@ def _lost(run: Run) -> pandas.DataFrame:
         table = pandas.read_parquet(regular(path))
         return table[table["kept"] < table["of"]]
     except (OSError, ValueError, KeyError) as error:
-        why = " ".join(str(error).split())
+        why = message_of(error)
         raise CheckpointError(f"{path} cannot be read ({why}): which rounds drift is not known") from error
 
 
@@ -168,7 +168,7 @@ def outputs_of(run: Run, config: Mapping[str, Any], classes: Sequence[int]) -> t
         pairs = [zip(of["classes"], of["outputs"], strict=True) for of in read_checksummed(path)["stages"]]
         return tuple(sorted(output for pair in pairs for label, output in pair if label in classes))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        why = " ".join(str(error).split())
+        why = message_of(error)
         raise CheckpointError(f"{path} cannot be read ({why}): the missing classes' outputs are not known") from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from flray.core.schema.errors import CheckpointError, FlrayError
+from flray.core.schema.errors import CheckpointError, FlrayError, message_of
 from flray.log import LOGGER
 from flray.results.tables import compare, settings
 from flray.rundir.folder import sweep_of
@@ -48,7 +48,7 @@ def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
         try:
             below, note = ([folder], []) if isinstance(folder, Run) else _below(folder)
         except FlrayError as error:
-            broken.append(UnreadableRun(str(folder), _line(error)))
+            broken.append(UnreadableRun(str(folder), message_of(error)))
             continue
         notes += note
         for place in below:
@@ -56,7 +56,7 @@ def readable_runs(folders: Iterable[str | Path | Run]) -> ReadableRuns:
                 run = place if isinstance(place, Run) else Run(place)
                 settings(run)
             except (FlrayError, OSError) as error:
-                broken.append(UnreadableRun(str(place), _line(error)))
+                broken.append(UnreadableRun(str(place), message_of(error)))
             else:
                 where = run.folder.resolve()  # a link is a second name
                 if where not in known:  # as `compare grid grid/one` has it
@@ -107,10 +107,6 @@ def sound(runs: Iterable[Run]) -> tuple[list[Run], list[UnreadableRun]]:
         else:
             good.append(run)
     return good, broken
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def runs_in(folders: Iterable[str | Path | Run], sound_only: bool = False) -> list[Run]:

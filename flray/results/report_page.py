@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.config.read import read_yaml
-from flray.core.schema.errors import ConfigError, FlrayError, printable, unknown
+from flray.core.schema.errors import ConfigError, FlrayError, message_of, printable, unknown
 from flray.core.schema.plain import jsonable
 from flray.files import write_text, writing
 from flray.results import pictures
@@ -195,8 +195,8 @@ def _asked(
             said = read_yaml(places[0] / ABLATION)
             metric, reference = metric or said["metric"], said["against"]
         except (ConfigError, KeyError, TypeError) as error:
-            what = " ".join(str(error).split())
-            raise ConfigError(f"{places[0] / ABLATION} is damaged ({what}); give --metric and --against") from error
+            what = f"{places[0] / ABLATION} is damaged ({message_of(error)})"
+            raise ConfigError(f"{what}; give --metric and --against") from error
         if against is None:
             against, notes = _of_ablation(places[0] / str(reference), reference, frame)
     if metric is None:
@@ -221,7 +221,7 @@ def _of_ablation(
             reference = {key: short_list(config.get(key)) for key in keys}
         find(frame[keys].drop_duplicates().to_dict("records"), frame, reference)
     except (FlrayError, KeyError) as error:
-        return None, [f"no differences to the ablation's reference {said}: {' '.join(str(error).split())}"]
+        return None, [f"no differences to the ablation's reference {said}: {message_of(error)}"]
     return reference, []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flray.core.protocol.clock import PHASES, Phase, Position
-from flray.core.schema.errors import CheckpointError, warn
+from flray.core.schema.errors import CheckpointError, described, warn
 from flray.files import (
     atomic_folder,
     clear_partial,
@@ -136,8 +136,7 @@ def _open(path: Path, names: Sequence[str]) -> tuple[Any, ...]:
     except CheckpointError:
         raise
     except Exception as error:
-        why = " ".join(str(error).split())
-        raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {why}") from error
+        raise CheckpointError(f"checkpoint {path} cannot be read: {described(error)}") from error
 
 
 def latest(

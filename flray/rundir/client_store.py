@@ -17,7 +17,7 @@ import numpy as np
 
 from flray.core.messages import is_none, map_tensors
 from flray.core.messages.packed import Packed
-from flray.core.schema.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError, message_of
 from flray.files import atomic_write, file_checksum, quoted, remove, writing
 
 INDEX = "index"  # the key that the data of files has, and that of memory has not
@@ -151,7 +151,7 @@ class FileStore(ClientStore):
             raise CheckpointError(f"{path}: {error}") from error
 
     def _damaged(self, client: int, path: Path, error: Exception) -> CheckpointError:
-        why = getattr(error, "strerror", None) or " ".join(str(error).split())
+        why = getattr(error, "strerror", None) or message_of(error)
         return CheckpointError(
             f"the state of client {client} in {path} is damaged ({why}); "
             f"go on from the last checkpoint without it: flray resume {quoted(self.folder.parent)}"

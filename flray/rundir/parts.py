@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flray.core.schema.errors import message_of
 from flray.files import atomic_write, checksum, regular
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def read_part(path: Path) -> pa.Table:
         if expected is not None and expected.decode() != _rows_checksum(table):  # earlier versions of flray wrote none
             raise ValueError("its rows are not those that were written")
     except Exception as error:  # pyarrow raises many kinds of errors for bytes that are not Parquet
-        raise ValueError(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
+        raise ValueError(f"{path} is damaged ({message_of(error)})") from error
     return table
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from flray.core.schema.errors import CheckpointError, ConfigError, nearest, printable, warn
+from flray.core.schema.errors import CheckpointError, ConfigError, message_of, nearest, printable, warn
 from flray.files import SMALL, quoted, read_checksummed, regular
 from flray.rundir import checkpoint
 from flray.rundir.lock import lock_status
@@ -172,7 +172,7 @@ class Run:
         except FileNotFoundError:
             problem = "missing"
         except (OSError, ValueError) as error:
-            problem = f"damaged ({' '.join(str(error).split())})"
+            problem = f"damaged ({message_of(error)})"
         raise CheckpointError(
             f"{path} is {problem}: the run's data and versions are unknown; restore it from a copy, or continue "
             f"without it: flray resume {quoted(self.folder)} --accept environment"
@@ -265,7 +265,7 @@ class Run:
             try:
                 table = pandas.read_csv(regular(path), index_col="client")
             except (OSError, ValueError, TypeError) as error:  # pandas raises the last one where no column is `client`
-                raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+                raise CheckpointError(f"{path} is damaged: {message_of(error)}") from error
             counts = table if counts.empty else counts.add(table, fill_value=0)
         return counts.astype(int)
 

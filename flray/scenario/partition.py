@@ -12,7 +12,7 @@ import numpy as np
 
 from flray.core.protocol.generators import process_wide
 from flray.core.protocol.seeding import rng as addressed
-from flray.core.schema.errors import DataError, described, kind_of, named, shown, warn
+from flray.core.schema.errors import DataError, described, kind_of, message_of, named, shown, warn
 from flray.core.schema.own import OwnOptions, call_own, is_other_result
 from flray.core.schema.registry import address_of
 from flray.data.cache import Array
@@ -131,7 +131,7 @@ def load_partition(folder: Path | str, verify: bool = True) -> Partition:
             f"no partition in {folder}: {Path(error.filename).name} is missing; resume the run, which writes it again"
         ) from error
     except (ValueError, EOFError, OSError) as error:
-        why = " ".join(str(error).split())
+        why = message_of(error)
         raise DataError(f"partition in {folder} is damaged ({why}); resume the run, which writes it again") from error
     partition = Partition(arrays["indices"], arrays["offsets"], arrays.get("held"))
     if verify and partition.hash != note["hash"]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from flray.core.protocol.clock import Clock
-from flray.core.schema.errors import DataError
+from flray.core.schema.errors import DataError, message_of
 from flray.data.cache import Array
 from flray.files import array_checksum, checksum, read_checksummed, release_pages
 from flray.scenario.devices import Devices
@@ -224,9 +224,8 @@ class Scenario:
             notes = read_checksummed(folder / STAGES)["stages"]
             stages = [_stage(folder, task, note, verify) for task, note in enumerate(notes)]
         except (OSError, ValueError, EOFError, KeyError) as error:
-            why = " ".join(str(error).split())
             raise DataError(
-                f"scenario in {folder} is damaged ({why}); resume the run, which writes it again"
+                f"scenario in {folder} is damaged ({message_of(error)}); resume the run, which writes it again"
             ) from error
         return cls(stages, [load_partition(_folder(folder, task), verify) for task in range(len(stages))])
 

@@ -74,6 +74,11 @@ def single_line(text: str) -> str:
     return _printable(_BREAK.sub(" ", text.strip()))
 
 
+def message_of(error: BaseException) -> str:
+    """An exception's message in one line; the kind of one without a message."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message; the kind of one without a message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

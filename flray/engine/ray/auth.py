@@ -11,7 +11,7 @@ from pathlib import Path
 import ray
 import ray.exceptions
 
-from flray.core.schema.errors import ResourceError
+from flray.core.schema.errors import ResourceError, message_of
 from flray.engine.ray.versions import CHANGED, FIRST_WITH_TOKEN, fall_back, knows_tokens
 
 # a Ray without tokens never raises it
@@ -112,10 +112,6 @@ def refused(where: str, error: Exception) -> ResourceError:
             "(and the token in RAY_AUTH_TOKEN, in the file RAY_AUTH_TOKEN_PATH or in ~/.ray/auth_token)"
         )
     return ResourceError(
-        f"{where}: {line(error).partition('. ')[0]}; put the token of the cluster's nodes into RAY_AUTH_TOKEN, into "
-        "the file RAY_AUTH_TOKEN_PATH or into ~/.ray/auth_token"
+        f"{where}: {message_of(error).partition('. ')[0]}; put the token of the cluster's nodes into RAY_AUTH_TOKEN, "
+        "into the file RAY_AUTH_TOKEN_PATH or into ~/.ray/auth_token"
     )
-
-
-def line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

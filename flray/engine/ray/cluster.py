@@ -24,10 +24,10 @@ import ray as ray
 from ray.exceptions import RpcError
 
 from flray.core.protocol.seeding import undisturbed, with_turn
-from flray.core.schema.errors import ResourceError
+from flray.core.schema.errors import ResourceError, message_of
 from flray.engine import forked
 from flray.engine.ray import alive
-from flray.engine.ray.auth import INSECURE, AuthenticationError, line, make_ready, refused, set_mode
+from flray.engine.ray.auth import INSECURE, AuthenticationError, make_ready, refused, set_mode
 from flray.engine.ray.this_node import connection_id, raylet_socket
 from flray.engine.ray.versions import CHANGED, fall_back, warn_untested
 
@@ -311,7 +311,7 @@ def _join(address: str, where: str) -> None:
         raise refused(where, error) from error
     except (OSError, ValueError, RpcError) as error:
         raise ResourceError(
-            f"{where}: no Ray cluster answers ({line(error)}); start one with `ray start --head`, or leave it out"
+            f"{where}: no Ray cluster answers ({message_of(error)}); start one with `ray start --head`, or leave it out"
         ) from error
     _init(where, address=resolved)
 
@@ -342,7 +342,7 @@ def _init(where: str, **options: Any) -> None:  # Any: options of `ray.init`
         hint = "; install the cluster's versions" if "Version mismatch" in str(error) else ""
         if "timed out" in str(error):
             hint = "; the machine may be busy: try again, or a single run without Ray: resources.executor=local"
-        raise ResourceError(f"{where}: cannot connect to Ray ({line(error)}){hint}") from error
+        raise ResourceError(f"{where}: cannot connect to Ray ({message_of(error)}){hint}") from error
 
 
 def _silence() -> None:
