@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import operator
 import signal
-import traceback
 from collections import deque
 from collections.abc import Iterator
 from types import FrameType, TracebackType
@@ -22,7 +21,7 @@ from flray.core.schema.errors import (
     FlrayError,
     ResourceError,
     ServerLostError,
-    described,
+    traced,
 )
 from flray.core.schema.section import Section
 from flray.scenario.drift import Drift
@@ -45,8 +44,7 @@ def errors_of(algorithm: Algorithm, method: str, clock: Clock | None = None) -> 
         if isinstance(error, SystemExit) and from_signal(error):
             raise
         when = "" if clock is None else f" in {clock}"
-        text = f"{type(algorithm).__name__}.{method} failed{when}: {described(error)}\n{traceback.format_exc()}"
-        raise AlgorithmError(text.rstrip()) from None
+        raise AlgorithmError(f"{type(algorithm).__name__}.{method} failed{when}: {traced(error)}") from None
 
 
 ONE_SAMPLE = "batch norm cannot train on a batch of one sample"

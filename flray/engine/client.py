@@ -9,7 +9,6 @@ import contextlib
 import functools
 import gc
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -49,9 +48,9 @@ from flray.core.schema.errors import (
     NonFiniteError,
     OwnCodeError,
     TracedError,
-    described,
     kind_of,
     named,
+    traced,
 )
 from flray.data import Batches
 from flray.data.cache import Array
@@ -569,7 +568,7 @@ def client_error(error: BaseException, experiment: Experiment, clock: Clock, cli
     if isinstance(error, SystemExit) and from_signal(error):
         raise error
     kind = NonFiniteError if isinstance(error, NonFiniteError) else ClientError
-    text = str(error) if isinstance(error, NonFiniteError) else f"{described(error)}\n{traceback.format_exc()}".rstrip()
+    text = str(error) if isinstance(error, NonFiniteError) else traced(error)
     return kind(
         f"client {client} failed in {clock}, exchange {clock.exchange}, seed {experiment.seed}: {text}\n"
         f"repeat just this client: flray replay RUN_FOLDER --client {client}"

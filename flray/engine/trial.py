@@ -8,7 +8,6 @@ Every process of a run tries the same network on the same samples, and so finds 
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +24,7 @@ from flray.core.network.layout import Layout
 from flray.core.network.module_state import ModuleState, constant_changed
 from flray.core.network.objective import APART
 from flray.core.protocol.generators import preserve_globals, seed_globals
-from flray.core.schema.errors import AlgorithmError, ConfigError, described, warn
+from flray.core.schema.errors import AlgorithmError, ConfigError, described, traced, warn
 
 T = TypeVar("T")
 Places = list[tuple[dict[str, Any], dict[str, Any]]]  # by module: what holds its parameters, and a copy of that
@@ -186,9 +185,8 @@ class _Trial:
             logits = self.module(x)
         except Exception as error:
             _check_view(self.name, error)
-            text = f"model {self.name} failed in train mode on inputs of shape {list(x.shape)}: "
-            text += f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-            raise AlgorithmError(text.rstrip()) from None
+            what = f"model {self.name} failed in train mode on inputs of shape {list(x.shape)}"
+            raise AlgorithmError(f"{what}: {traced(error)}") from None
         finally:
             self._settled = [part.training for part in self.module.modules()]
             self.module.train(training)
@@ -599,7 +597,7 @@ def try_in_eval(module: nn.Module, x: Tensor, classes: int | None = None, name: 
     except Exception as error:
         _check_view(type(module).__name__, error)
         what = f"model {type(module).__name__} failed on inputs of shape {list(x.shape)}"
-        raise AlgorithmError(f"{what}: {described(error)}\n{traceback.format_exc()}".rstrip()) from None
+        raise AlgorithmError(f"{what}: {traced(error)}") from None
     finally:
         for hook in hooks:
             hook.remove()

@@ -10,6 +10,7 @@ import difflib
 import inspect
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -139,6 +140,11 @@ def described(error: BaseException) -> str:
     except Exception as second:
         text = f"(its __str__ raises {type(second).__name__})"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def traced(error: BaseException) -> str:
+    """:func:`described`, and below it the traceback of the error, which is being handled."""
+    return f"{described(error)}\n{traceback.format_exc()}".rstrip()
 
 
 _BREAK = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")  # what `str.splitlines` breaks at

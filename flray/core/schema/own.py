@@ -11,7 +11,6 @@ import functools
 import inspect
 import re
 import sys
-import traceback
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
@@ -21,12 +20,12 @@ from flray.core.schema.errors import (
     ConfigError,
     FlrayError,
     OwnCodeError,
-    described,
     gpu_is_full,
     kind_of,
     named,
     place,
     shown,
+    traced,
     warn,
 )
 
@@ -131,7 +130,7 @@ def errors_of_own(what: str, when: str = "") -> Iterator[None]:
     except Exception as error:
         if gpu_is_full(error):  # no fault of theirs: the client may be tried again
             raise
-        raise OwnCodeError(f"{what} failed{when}: {described(error)}\n{traceback.format_exc()}".rstrip()) from None
+        raise OwnCodeError(f"{what} failed{when}: {traced(error)}") from None
 
 
 def _unfit(function: Callable[..., Any], count: int) -> str:

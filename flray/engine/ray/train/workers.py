@@ -14,7 +14,6 @@ import os
 import signal
 import tempfile
 import threading
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from flray.config.experiment import Experiment
 from flray.core.messages import Message, to_numpy, to_torch
 from flray.core.network.objective import Precision
 from flray.core.protocol.clock import START, Clock, schedule
-from flray.core.schema.errors import ClientError, FlrayError, ServerLostError, described, headline
+from flray.core.schema.errors import ClientError, FlrayError, ServerLostError, described, headline, traced
 from flray.engine.learner import Gather, Learner
 from flray.engine.ray import Actor, Ref
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
@@ -135,8 +134,8 @@ def learn(config: dict[str, Any]) -> None:
         raise
     except Exception as error:
         where = "as it started" if at is None else f"in {at}, seed {experiment.seed}"
-        text = f"training failed {where}, worker {rank} of {world}: {described(error)}\n{traceback.format_exc()}"
-        ray.get(server.fail.remote(ClientError(text.rstrip())))
+        text = f"training failed {where}, worker {rank} of {world}: {traced(error)}"
+        ray.get(server.fail.remote(ClientError(text)))
         raise
 
 
