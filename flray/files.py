@@ -271,9 +271,9 @@ def atomic_write(path: Path, durable: bool = False) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str, more: str = "", kind: type[FlrayError] = CheckpointError) -> None:
+def write_text(path: Path, text: str, kind: type[FlrayError] = CheckpointError) -> None:
     """Write a text file in UTF-8 by :func:`atomic_write`. Raises as :func:`writing` does."""
-    with writing(path, more, kind), atomic_write(path) as temporary:
+    with writing(path, kind=kind), atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

@@ -17,13 +17,12 @@ from flray.cli.output import console, flush, plain_text, print_rows, records, sh
 from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.log import LOGGER
 from flray.rundir.folder import is_run
-from flray.rundir.reader import runs_below
+from flray.rundir.reader import Run, runs_below
 from flray.rundir.uri import is_uri
 from flray.streams import is_terminal
 
 if TYPE_CHECKING:
     from flray.results.watching import Overview
-    from flray.rundir.reader import Run
 
 EVERY_S = (2.0, 10.0)  # between two looks: into a folder, into a storage
 PAGE_S = 15.0  # between two versions of the page: its pictures take some

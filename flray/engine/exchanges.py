@@ -57,8 +57,8 @@ class Chunk(NamedTuple):
 
     `weights`: their aggregation weights. `shares`: their samples. `previous`: their samples in the stage before, for an
     algorithm that may read them (`ClientData.previous`). `taken`: the local steps that each takes (None: all that are
-    planned). `listed`: the batches of each client that a file lists; None:
-    drawn. `uplink`: that of the plan. `version`: the server step whose broadcast the clients have; None: the plan's.
+    planned). `listed`: the batches of each client that a file lists; None: drawn. `uplink`: that of the plan.
+    `version`: the server step whose broadcast the clients have; None: the plan's.
     """
 
     clock: Clock

@@ -10,7 +10,7 @@ server half."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,12 +19,8 @@ from flray.core.messages import Message
 from flray.core.protocol.algorithm import Algorithm
 from flray.core.protocol.generators import preserve_globals
 from flray.engine.client import Client
-from flray.engine.exchanges import Chunk
+from flray.engine.exchanges import Chunk, ExchangePlan
 from flray.files import checksum
-
-if TYPE_CHECKING:
-    from flray.engine.exchanges import ExchangePlan
-
 
 _elementary: set[Any] = set()  # operations without a formula that do not consist of others
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 Deviation = Literal["std", "official"]
 
+COPIES = 5  # of a feature vector
 MAX_REJECTED = 100  # draws of a class
 SHARE = 0.1  # of the sum of the deviations: the largest squared norm of a noise
 
@@ -52,9 +53,8 @@ def noisy_copies(
     rho: float,
     draws: np.random.Generator,
     kind: Deviation = "std",
-    each: int = 5,
 ) -> tuple[Tensor, Tensor]:
-    """(`[m, F]`, labels `[m]`): `each` noisy copies f + rho N(0, diag(c^2)) of every one of `features [n, F]`.
+    """(`[m, F]`, labels `[m]`): `COPIES` noisy copies f + rho N(0, diag(c^2)) of every one of `features [n, F]`.
 
     c are the :func:`deviations` of the features of the same label in `y [n]`. A noise of squared norm above 0.1 sum c
     is drawn again; after 100 such draws a class gets no more copies.
@@ -63,7 +63,7 @@ def noisy_copies(
     rejected, copies, labels = dict.fromkeys(by_class, 0), [], []
     for f, c in zip(features, y.tolist(), strict=True):
         count = 0
-        while count < each and rejected[c] < MAX_REJECTED:
+        while count < COPIES and rejected[c] < MAX_REJECTED:
             noise = rho * by_class[c] * torch.from_numpy(draws.standard_normal(len(f))).to(f)
             if noise.square().sum() > SHARE * by_class[c].sum():
                 rejected[c] += 1

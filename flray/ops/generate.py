@@ -131,25 +131,23 @@ def information_entropy(logits: Tensor) -> Tensor:
 
 
 # terms on inputs and features -------------------------------------------------------------------
-def smoothing_kernel(size: int = 5, sigma: float = 1.0) -> Tensor:
-    """`[size, size]`, sum 1, entry (i, j) ~ exp(-((i - c) / (2 sigma))^2 - ((j - c) / (2 sigma))^2), c the middle.
-
-    As in the code: the standard deviation is sqrt(2) sigma. float32.
-    """
-    steps = (torch.arange(size, dtype=torch.float64) - (size - 1) / 2) / (2 * sigma)
+def smoothing_kernel() -> Tensor:
+    """`[5, 5]`, sum 1, entry (i, j) ~ exp(-((i - 2) / 2)^2 - ((j - 2) / 2)^2), float32: as in the code, whose sigma of
+    1 is a standard deviation of sqrt(2)."""
+    steps = (torch.arange(5, dtype=torch.float64) - 2) / 2
     line = torch.exp(-(steps**2))
     kernel = line[:, None] * line
     return (kernel / kernel.sum()).float()
 
 
-def smoothness_loss(x: Tensor, sigma: float = 1.0) -> Tensor:
+def smoothness_loss(x: Tensor) -> Tensor:
     """MSE(x, Gauss(x)) of images `x [B, C, H, W]` with the 5x5 kernel by channel, reflected at the border (0-dim).
 
     0 for features. MFCL's image prior.
     """
     if x.dim() != 4:
         return x.new_zeros(())
-    kernel = smoothing_kernel(5, sigma).to(x.device).expand(x.shape[1], 1, 5, 5)
+    kernel = smoothing_kernel().to(x.device).expand(x.shape[1], 1, 5, 5)
     return F.mse_loss(x, F.conv2d(F.pad(x, (2, 2, 2, 2), mode="reflect"), kernel, groups=x.shape[1]))
 
 

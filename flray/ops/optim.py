@@ -13,6 +13,8 @@ from torch import Tensor
 
 from flray.core.messages import Record
 
+EPS = 1e-8  # of Adam
+
 
 class Moments(Record):
     """The optimiser's state: `first [P]` (not read without momentum), `second [P]` (`[0]` for SGD), and the number of
@@ -52,7 +54,6 @@ def adam_direction_(
     weight_decay: float,
     reached: Tensor | None = None,
     betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
 ) -> Tensor:
     """Adam (Kingma and Ba 2015, Algorithm 1), bias-corrected; weight decay is added to the gradient.
 
@@ -65,7 +66,7 @@ def adam_direction_(
     correction1 = 1 - beta1 ** (moments.steps + 1)
     correction2 = 1 - beta2 ** (moments.steps + 1)
     # v = (first / correction1) / (sqrt(second / correction2) + eps)
-    denominator = g.copy_(moments.second).sqrt_().div_(math.sqrt(correction2)).add_(eps)
+    denominator = g.copy_(moments.second).sqrt_().div_(math.sqrt(correction2)).add_(EPS)
     return denominator.reciprocal_().mul_(moments.first).div_(correction1)
 
 

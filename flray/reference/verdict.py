@@ -269,7 +269,7 @@ class Chance(NamedTuple):
 
 
 @functools.cache
-def chance_of_order(pairs: tuple[tuple[int, int, bool], ...], n: int, draws: int = DRAWS) -> Chance:
+def chance_of_order(pairs: tuple[tuple[int, int, bool], ...], n: int) -> Chance:
     """How often an order holds or fails if the methods do not differ: normal values with one mean and spread, `n` seeds
     each. `pairs` are the claims: the positions of better and worse, and whether they are paired. Simulated with a fixed
     seed, by the tests of :func:`claims`."""
@@ -277,15 +277,15 @@ def chance_of_order(pairs: tuple[tuple[int, int, bool], ...], n: int, draws: int
         return Chance(0.0, 0.0)
     rng, count = np.random.default_rng(0), 1 + max(max(pair[:2]) for pair in pairs)
     holds = fails = done = 0
-    while done < draws:
-        size = min(1000, draws - done)
+    while done < DRAWS:
+        size = min(1000, DRAWS - done)
         values = rng.standard_normal((size, count, n))
         tested = [(paired_test if paired else welch_test)(values[:, one], values[:, two]) for one, two, paired in pairs]
         means, p = np.stack([each.mean for each in tested], -1), holm(np.stack([each.p for each in tested], -1))
         holds += int(((p < LEVEL) & (means > 0)).all(axis=-1).sum())
         fails += int(((p < LEVEL) & (means < 0)).any(axis=-1).sum())
         done += size
-    return Chance(holds / draws, fails / draws)
+    return Chance(holds / DRAWS, fails / DRAWS)
 
 
 class Spread(NamedTuple):
@@ -298,7 +298,7 @@ class Spread(NamedTuple):
 
 
 @functools.cache
-def chance_against_paper(rows: tuple[Spread, ...], margin: float, draws: int = DRAWS) -> tuple[float, float]:
+def chance_against_paper(rows: tuple[Spread, ...], margin: float) -> tuple[float, float]:
     """(share of cells found "not reproduced" although every mean is the paper's; the largest share of cells found
     "reproduced" although one mean is `margin` off).
 
@@ -307,13 +307,13 @@ def chance_against_paper(rows: tuple[Spread, ...], margin: float, draws: int = D
     """
     rng, other, same = np.random.default_rng(0), [], 0.0
     for row in rows:
-        values = row.spread * rng.standard_normal((draws, row.seeds))
+        values = row.spread * rng.standard_normal((DRAWS, row.seeds))
         theirs = row.spread if row.std is None else row.std
-        mean = theirs / math.sqrt(row.n) * rng.standard_normal(draws) if row.n else np.zeros(draws)
+        mean = theirs / math.sqrt(row.n) * rng.standard_normal(DRAWS) if row.n else np.zeros(DRAWS)
         std: Array | None = None
         if row.std is not None:
             freedom = (row.n or 1) - 1
-            std = theirs * np.sqrt(rng.chisquare(freedom, draws) / freedom) if freedom else np.zeros(draws)
+            std = theirs * np.sqrt(rng.chisquare(freedom, DRAWS) / freedom) if freedom else np.zeros(DRAWS)
         other.append(against(values, mean, std, row.n, margin).other)
         same = max(same, float((against(values + margin, mean, std, row.n, margin).same < LEVEL).mean()))
     return float((holm(np.stack(other, -1)) < LEVEL).any(axis=-1).mean()), same

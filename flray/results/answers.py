@@ -267,8 +267,8 @@ def _value(metric: str, value: float) -> str:
     return f"{shown_value(metric, value)} %" if is_share(metric) else shown_value(metric, value)
 
 
-def _gap(metric: str, value: float, unit: str = " points") -> str:
-    return f"{100 * value:+.2f}{unit}" if is_share(metric) else f"{value:+.4g}"
+def _gap(metric: str, value: float) -> str:
+    return f"{100 * value:+.2f} points" if is_share(metric) else f"{value:+.4g}"
 
 
 def _span(metric: str, low: float, high: float) -> str:
