@@ -97,6 +97,26 @@ class Attempt:
     kinds: Mapping[bool, str] = field(default_factory=dict)
     stored: Set[int] = frozenset()
 
+    def step_flops(self, plan: ExchangePlan, kind: str, client: Chunk) -> StepFlops:
+        """FLOPs of a local step of this kind; NaN, with a warning, where counting fails: the run may succeed."""
+        try:
+            return self.executor.call(Server.step_flops, kind, plan.exchange, client)
+        except AlgorithmError as error:
+            warn(f"client_flops of {plan.clock} are not counted: {first_line(error)}")
+            return StepFlops(math.nan, math.nan)
+
+    def record_probes(self, clock: Clock, rows: Sequence[tuple[str, Row]]) -> None:
+        at = clock.complete
+        when = {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase}
+        self.recorder.diagnosed([(name, {**when, **row}) for name, row in rows])
+
+    def push_server(self) -> str | None:
+        """Upload the files of the server's process; the error of one that died."""
+        try:
+            return self.executor.call_store(RunStore.push)
+        except ServerLostError as error:  # the next call of the server raises it again
+            return str(error)
+
 
 class Simulation:
     """One run: its data, scenario, processes and tables."""
@@ -602,11 +622,11 @@ class Simulation:
                 of_each = (run.flops[run.kinds[c["client"] in run.stored]].of(c) for c in exchanged.rows)
                 row["client_flops"] += sum(of_each)
             client_rows += exchanged.rows
-            self._record_probes(run, clock, exchanged.probe_rows)
+            run.record_probes(clock, exchanged.probe_rows)
             run.recorder.traced(exchanged.traces)
             plan = executor.plan(at)
         if self._probes_rounds:
-            self._record_probes(run, clock, executor.call(Server.observe, clock))
+            run.record_probes(clock, executor.call(Server.observe, clock))
         return client_rows
 
     def _turns(self, run: Attempt, plan: ExchangePlan, cohort: np.ndarray | None, row: Row) -> list[Turn]:
@@ -666,21 +686,9 @@ class Simulation:
             stored = set(run.executor.call(Server.stored, clients) if stateful else ())
             for among, kind in ((set(clients) - stored, kinds[False]), (stored, kinds[True])):
                 if among and kind not in run.flops:
-                    run.flops[kind] = self._flops_of(run, plan, kind, largest_client(chunks, among))
+                    run.flops[kind] = run.step_flops(plan, kind, largest_client(chunks, among))
         run.counted, run.kinds, run.stored = plan.clock, kinds, stored
         return time.perf_counter() - began
-
-    def _flops_of(self, run: Attempt, plan: ExchangePlan, kind: str, client: Chunk) -> StepFlops:
-        try:
-            return run.executor.call(Server.step_flops, kind, plan.exchange, client)
-        except AlgorithmError as error:  # the run itself may succeed
-            warn(f"client_flops of {plan.clock} are not counted: {first_line(error)}")
-            return StepFlops(math.nan, math.nan)
-
-    def _record_probes(self, run: Attempt, clock: Clock, rows: Sequence[tuple[str, Row]]) -> None:
-        at = clock.complete
-        when = {"done": at.done, "task": at.task, "round": at.round, "phase": at.phase}
-        run.recorder.diagnosed([(name, {**when, **row}) for name, row in rows])
 
     def _empty_row(self, clock: Clock, cohort_size: int) -> Row:
         row: Row = {"done": clock.done + 1, "task": clock.task, "round": clock.round + 1}
@@ -759,13 +767,7 @@ class Simulation:
     def _mirror(self, run: Attempt) -> None:
         """Update the storage. The server's process uploads its own files from its own node."""
         if self.storage is not None and not self._replaces:
-            self.storage.sync(lambda: self._push_server(run))
-
-    def _push_server(self, run: Attempt) -> str | None:
-        try:
-            return run.executor.call_store(RunStore.push)
-        except ServerLostError as error:  # the next call of the server raises it again
-            return str(error)
+            self.storage.sync(run.push_server)
 
     def _stop(self, why: str, run: Attempt | None, last: Attempt | None) -> None:
         """Save complete rounds on Ctrl-C and drop an incomplete one. For `run` and `last` see :meth:`go`."""
