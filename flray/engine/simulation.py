@@ -171,7 +171,7 @@ class Simulation:
             for attempt in range(RESTARTS + 1):
                 run: Attempt | None = None  # not None: the server has the run's state, which can be saved
                 try:
-                    run = last = self._start(attempt, progress, resume, last)
+                    run = last = self._start(progress, resume, last)
                     self._announce(run)
                     with self._display(run, progress) as show:
                         for clock, following in self._begin(run):
@@ -228,9 +228,9 @@ class Simulation:
             if os.getpid() == self._process:
                 self._stop("paused", run, last)
         elif isinstance(error, ClientError):
-            named = in_folder(error, self.home.shown)
-            self._fail(named, run, last)
-            raise named from None
+            located = in_folder(error, self.home.shown)
+            self._fail(located, run, last)
+            raise located from None
         else:
             self._fail(error, run, last)
         raise error
@@ -243,21 +243,19 @@ class Simulation:
                 "process continues it"
             )
 
-    def _start(self, attempt: int, progress: bool, resume: bool, before: Attempt | None) -> Attempt:
+    def _start(self, progress: bool, resume: bool, before: Attempt | None) -> Attempt:
         """Start server and clients, and restore the run. `before`: the attempt whose server died, or None."""
         with stage("starting server and clients", progress):
             executor, self.experiment = self._launch()
         self._executor = executor
         with executor.translate_errors(self.home.target):
-            return self._restored_attempt(executor, attempt, progress, resume, before)
+            return self._restored_attempt(executor, progress, resume, before)
 
-    def _restored_attempt(
-        self, executor: Executor, attempt: int, progress: bool, resume: bool, before: Attempt | None
-    ) -> Attempt:
+    def _restored_attempt(self, executor: Executor, progress: bool, resume: bool, before: Attempt | None) -> Attempt:
         """The attempt of this executor, whose server has the run's state; the machine is compared with that of the run
         before a resume."""
         facts = dict(executor.facts)
-        if attempt == 0 and facts["starts_from"] is not None:
+        if before is None and facts["starts_from"] is not None:
             line(f"model {self.experiment.model.name} starts from {facts['starts_from']}", progress)
         self._rounds = self._rounds_in_time()
         fixed = checksum(json.dumps(facts.pop("fixed_tensors"), sort_keys=True).encode())
@@ -269,9 +267,9 @@ class Simulation:
         self.origin.follow(machine)
         names = {name: facts.pop(name) for name in ("initial_weights", "tensor_names")}
         self.origin.compare({**names, "fixed_tensors": fixed})
-        if attempt == 0 and self.storage is not None:
+        if before is None and self.storage is not None:
             executor.call_store(RunStore.probe_storage)  # the server's node may have no credentials
-        return self._restore(executor, facts, resume or attempt > 0, before)
+        return self._restore(executor, facts, resume or before is not None, before)
 
     def _rounds_in_time(self) -> int:
         """The number of rounds of the run, of which the last ends at `until.virtual_s` or before.
