@@ -47,8 +47,9 @@ def examine(experiment: Experiment, figure: Path | None = None) -> Findings:
     storage = Storage.of(experiment.storage, default_folder(experiment))
     if storage is not None:
         storage.probe()
-    dataset, proxy, private = build_data(experiment)
-    scenario = build_scenario(experiment, dataset, private, proxy)
+    data = build_data(experiment)
+    dataset, proxy, private = data
+    scenario = build_scenario(experiment, data)
     runtime = Runtime(experiment, TaskSummary.of(scenario))
     runtime.first_uplink()
     drift = drift_effects(experiment, scenario)

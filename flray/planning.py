@@ -87,8 +87,7 @@ def table(experiment: Experiment, numbers: list[int], seconds: float = 10.0) -> 
         raise ConfigError(
             f"--nodes: {what} trains in one process; choose another algorithm, or resources.executor=calls"
         )
-    dataset, _, private = build_data(experiment)
-    scenario = build_scenario(experiment, dataset, private)
+    scenario = build_scenario(experiment, build_data(experiment))
     layouts = [actors_by_node(experiment, nodes, cohorts.largest_cohort(experiment, scenario)) for nodes in numbers]
     sizes = message_sizes(Runtime(experiment, TaskSummary.of(scenario)), scenario)
     measured = measure(experiment, scenario, seconds)

@@ -219,7 +219,7 @@ def _simulation(
     with stage(f"reading data: {experiment.data.source}", progress):
         data = build_data(experiment)
         if scenario is None and not resume:
-            scenario = build_scenario(experiment, data.dataset, data.private, data.proxy)
+            scenario = build_scenario(experiment, data)
     kind: type[Simulation] = Simulation
     if experiment.algorithm.centralized:
         if experiment.resources.executor == "local":

@@ -32,8 +32,7 @@ def _two_cores(monkeypatch):
 
 def planned(nodes: int, sizes: MessageSizes = SIZES, **sections: object) -> dict:
     (experiment,) = load_config({**CONFIG, **sections})
-    dataset, _, private = build_data(experiment)
-    scenario = build_scenario(experiment, dataset, private)
+    scenario = build_scenario(experiment, build_data(experiment))
     actors = planning.actors_by_node(experiment, nodes, 8)
     at = planning.round_of(experiment, scenario, MEASURED, sizes, actors)
     return planning.row(experiment, MEASURED, sizes, 0, at)

@@ -86,8 +86,7 @@ def check_networks(cells: Sequence[Experiment], progress: bool = False) -> None:
     for cell in kinds.values():
         name = algorithm_name(cell.algorithm)
         with stage(f"trying model {cell.model.name} with {name}", progress), alone(None):
-            dataset, _, private = build_data(cell)
-            scenario = build_scenario(cell, dataset, private)
+            scenario = build_scenario(cell, build_data(cell))
             try:
                 message_sizes(Runtime(cell, TaskSummary.of(scenario)), scenario)
             except ConfigError as error:

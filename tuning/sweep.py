@@ -14,7 +14,7 @@ from ray.tune.search import Searcher
 
 from flray.config.experiment import Experiment
 from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError, first_line
-from flray.engine.prepare import build_data, build_scenario
+from flray.engine.prepare import Data, build_data, build_scenario
 from flray.engine.progress import stage
 from flray.engine.ray.capacity import cpus_needed
 from flray.engine.ray.cluster import Background, connect
@@ -26,6 +26,7 @@ from flray.rundir.lock import FolderLock, check as check_lock
 from flray.rundir.provenance import module_fingerprints
 from flray.rundir.recorder import write_status
 from flray.rundir.uri import join
+from flray.scenario import Scenario
 from flray.tuning.ablate import run_cells
 from flray.tuning.beginning import NAME, Beginning, alternatives, read_beginning, write_beginning
 from flray.tuning.config import Sweep
@@ -166,7 +167,7 @@ def _run(sweep: Sweep, folder: Path, lock: FolderLock, resume: bool, progress: b
     with stage(f"reading data: {first.data.source}", progress):
         # errors in the data come before anything starts, and this node decodes them once
         data = build_data(first)
-        fingerprints = _fingerprints(sweep, data, build_scenario(first, data[0], data[2]))
+        fingerprints = _fingerprints(sweep, data, build_scenario(first, data))
     with stage("starting Ray", progress and not starting.ready):
         starting.join()
     placement = place(first, sweep.concurrency)
@@ -205,7 +206,7 @@ def _ending(folder: Path, studies: Studies, spent: str, done: str) -> str:
     return f"finished with {done} ({spent})" + (more if spent != studies.exhausted() else "")
 
 
-def _fingerprints(sweep: Sweep, data: Any, scenario: Any) -> dict[str, Any]:
+def _fingerprints(sweep: Sweep, data: Data, scenario: Scenario) -> dict[str, Any]:
     """Of what determines the trials' bits and is not in `sweep.yaml`: of the first trial's data, of those that another
     value of a list reads (`data of data=iris`), and of the user's modules."""
     space = sweep.search_space
@@ -216,7 +217,7 @@ def _fingerprints(sweep: Sweep, data: Any, scenario: Any) -> dict[str, Any]:
         with contextlib.suppress(FlrayError):  # a value that does not fit the first data, or the first partition
             if key in (*OF_DATA, *OF_SCENARIO):
                 own = build_data(experiment) if key in OF_DATA else data
-                prints = _outside(experiment, own, build_scenario(experiment, own[0], own[2]))
+                prints = _outside(experiment, own, build_scenario(experiment, own))
             elif key in OF_MODEL:
                 prints = _outside(experiment, data, scenario)
             else:
@@ -227,12 +228,12 @@ def _fingerprints(sweep: Sweep, data: Any, scenario: Any) -> dict[str, Any]:
     return fingerprints
 
 
-def _outside(experiment: Experiment, data: Any, scenario: Any) -> dict[str, Any]:
-    """The fingerprints of data (of `build_data`), of a scenario, and of the weights that an experiment starts from."""
+def _outside(experiment: Experiment, data: Data, scenario: Scenario) -> dict[str, Any]:
+    """The fingerprints of data, of a scenario, and of the weights that an experiment starts from."""
     return {
-        "data": data[0].fingerprint,
+        "data": data.dataset.fingerprint,
         "partition": scenario.fingerprint,
-        "proxy": data[1].fingerprint if data[1] else None,
+        "proxy": data.proxy.fingerprint if data.proxy else None,
         "weights": weights_fingerprint(experiment.model.start.get("weights")),
     }
 

@@ -106,15 +106,14 @@ def _w2(home: Path, repeats: int, rounds: int | None) -> list[Row]:
 
 def _buffered(home: Path, repeats: int, rounds: int | None) -> list[Row]:
     """Server steps of a server that does not wait beside rounds of one that does, of as many clients."""
-    from flray.data import load_dataset
-    from flray.engine.prepare import build_scenario
+    from flray.engine.prepare import build_data, build_scenario
 
     kinds = {"synchronous": "synchronous", "buffered": {"name": "buffered", "size": W2.cohort, "concurrency": 200}}
     devices, times = {"speed": {"name": "lognormal", "sigma": 1.0}}, dict[str, list[float]]()
     for _ in range(repeats):
         for kind, coordination in kinds.items():
             experiment = W2.experiment((rounds or 30) + WARM_UP + 1, devices=devices, coordination=coordination)
-            scenario = build_scenario(experiment, load_dataset(experiment.data), None)
+            scenario = build_scenario(experiment, build_data(experiment))
             times.setdefault(kind, []).append(measure(experiment, scenario, home / kind).round_s)
     waits, goes_on = min(times["synchronous"]), min(times["buffered"])
     detail = f"buffered {goes_on * 1e3:.1f} ms, synchronous {waits * 1e3:.1f} ms for {W2.cohort} clients"

@@ -107,8 +107,7 @@ class Executor(local.LocalExecutor):
 
 def executor_of(experiment: Any, folder: Path, lock: str | None = None) -> local.LocalExecutor:
     """A server and its store as a run makes them, with the scenario that the configuration gives."""
-    dataset, _, private = build_data(experiment)
-    runtime = Runtime(experiment, TaskSummary.of(build_scenario(experiment, dataset, private)))
+    runtime = Runtime(experiment, TaskSummary.of(build_scenario(experiment, build_data(experiment))))
     store = RunStore(experiment, folder, lock)
     return local.LocalExecutor(Server(runtime, store.clients, store.progress), store)
 
@@ -126,8 +125,7 @@ class Local:
     ) -> None:
         """`chunks`: into how many a cohort is cut, as for so many actors."""
         self.experiment, self.chunks = experiment, chunks
-        dataset, _, private = build_data(experiment)
-        self.scenario = build_scenario(experiment, dataset, private)
+        self.scenario = build_scenario(experiment, build_data(experiment))
         store = RunStore(experiment, folder)
         runtime = Runtime(experiment, TaskSummary.of(self.scenario), device)
         self.server = Server(runtime, store.clients, store.progress)

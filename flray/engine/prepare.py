@@ -60,14 +60,13 @@ def _load_proxy(experiment: Experiment, dataset: Dataset) -> tuple[ProxyData | N
     return load_proxy(experiment.proxy, dataset, seed=experiment.seed)
 
 
-def build_scenario(
-    experiment: Experiment, dataset: Dataset, private: np.ndarray | None, proxy: ProxyData | None = None
-) -> Scenario:
-    """The scenario of an experiment over the training samples `private` (None: all), beside public data `proxy`.
+def build_scenario(experiment: Experiment, data: Data) -> Scenario:
+    """The scenario of an experiment over the training samples that remain the clients'.
 
     Raises `ConfigError` and `DataError` if the data do not fit the configuration, or a cohort is larger than the number
     of clients with samples.
     """
+    dataset, _, private = data
     _warn_of_numbers(experiment, dataset.classes)
     scenario = build(
         dataset,
@@ -77,10 +76,7 @@ def build_scenario(
         validation=experiment.evaluate.validation,
         private=private,
     )
-    held_out = [part.held_out for part in scenario.partitions if part.held_out is not None]
-    if held_out and proxy is not None:
-        assert isinstance(experiment.proxy, ProxyConfig)
-        check_validation(experiment.proxy, proxy, dataset, np.unique(np.concatenate(held_out)), private)
+    _check_public(experiment, data, scenario)
     scenario = with_files(experiment, scenario)
     if experiment.partition.slow_classes is not None:
         scenario = _with_slow_classes(experiment.partition.slow_classes, dataset, scenario)
@@ -90,6 +86,15 @@ def build_scenario(
     scenario = with_drift(experiment, dataset, scenario)
     _warn_of_drift(experiment, scenario)
     return scenario
+
+
+def _check_public(experiment: Experiment, data: Data, scenario: Scenario) -> None:
+    """Raises `DataError` for public data with validation samples."""
+    held_out = [part.held_out for part in scenario.partitions if part.held_out is not None]
+    if held_out and data.proxy is not None:
+        assert isinstance(experiment.proxy, ProxyConfig)
+        samples = np.unique(np.concatenate(held_out))
+        check_validation(experiment.proxy, data.proxy, data.dataset, samples, data.private)
 
 
 def _check_drawn(experiment: Experiment, clients: int) -> None:
@@ -219,13 +224,15 @@ def stored_scenario(experiment: Experiment, data: Data, scenario: Scenario | Non
     Writes the new `scenario` first, with `clients.csv`, `drift.json` and `drift.parquet`. None: reads the stored one;
     if that is damaged or missing, builds it again from the configuration and warns.
     """
-    dataset, _, private = data
+    dataset = data.dataset
     if scenario is None:
         try:
-            Scenario.load(where, dataset.num_classes)
+            stored = Scenario.load(where, dataset.num_classes)
         except DataError as error:  # `Origin.compare` compares the fingerprint of the new one
             warn(f"{error}; made again from the configuration")
-            scenario = build_scenario(experiment, dataset, private)
+            scenario = build_scenario(experiment, data)
+        else:  # a resume may have accepted other public data
+            _check_public(experiment, data, stored)
     if scenario is not None:
         scenario.save(where, experiment.partition)
         _write_ids(experiment, dataset, scenario, where)

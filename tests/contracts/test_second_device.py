@@ -160,7 +160,7 @@ def test_centralized_training_has_the_numbers_of_the_cpu():
 
     def trained(device):
         with using(device) as where:
-            scenario = build_scenario(config, *build_data(config)[::2])
+            scenario = build_scenario(config, build_data(config))
             runtime = Runtime(config, TaskSummary.of(scenario), where)
             learner = Learner(runtime, [np.arange(50)])
             state = learner.algorithm.init_server(learner.context(Clock()), *runtime.objective.initial())

@@ -108,18 +108,18 @@ def test_rounds_in_which_nobody_holds_anything_are_told_of_and_change_nothing(tm
 def test_a_drift_that_never_takes_anything_is_told_of(tmp_path):
     asked = experiment(drift={**DRIFTS["full"], "from_round": 7, "to_round": None})
     with pytest.warns(DriftWarning, match=facts("no client loses a sample", "rounds 1 to 6", "classes 0 2")):
-        build_scenario(asked, build_data(asked)[0], None)
+        build_scenario(asked, build_data(asked))
 
 
 def test_the_bound_trains_on_what_all_clients_still_hold():
     """Centralized training: the union of the clients' samples in a round, one array for rounds alike."""
     asked = experiment(drift=DRIFTS["full"])
-    data = load_dataset(asked.data)
-    scenario = build_scenario(asked, data, None)
+    data = build_data(asked)
+    labels, scenario = data.dataset.train.y, build_scenario(asked, data)
     samples = [np.unique(scenario.partitions[0].indices)]
     found = _drifted_samples(scenario, samples, schedule(START, 6, 1))
     assert sorted(found) == [2, 3] and found[2] is found[3]
-    assert found[2].tolist() == [i for i in samples[0] if data.train.y[i] == 1]
+    assert found[2].tolist() == [i for i in samples[0] if labels[i] == 1]
     assert not _drifted_samples(scenario.drifting(None), samples, schedule(START, 6, 1))
 
 
@@ -136,12 +136,12 @@ def test_the_doctor_says_what_drifts(tmp_path):
 def test_what_a_client_held_in_the_stage_before_is_what_the_drift_had_left_of_it():
     """Exemplars are chosen from it: task 0 ends in round 3 of the drift, task 1 begins with round 4."""
     asked = experiment(drift={**DRIFTS["full"], "classes": [0]}, tasks=TASKS, rounds=3)
-    data = load_dataset(asked.data)
-    scenario = build_scenario(asked, data, None)
+    data = build_data(asked)
+    labels, scenario = data.dataset.train.y, build_scenario(asked, data)
     before = Clock(1, 0, done=3).stage_before
     everyone = np.arange(6)
     left = scenario.shares(before, everyone, everyone=True).indices
-    assert set(data.train.y[left].tolist()) == {2} and set(data.train.y[scenario.partitions[0].indices]) == {0, 2}
+    assert set(labels[left].tolist()) == {2} and set(labels[scenario.partitions[0].indices]) == {0, 2}
 
 
 class Walk(Drift, frozen=True):
@@ -195,20 +195,20 @@ def test_a_drift_of_the_cohort_needs_a_cohort_that_is_known(clock):
     own = experiment(**CLOCKS[clock]).model_copy(update={"drift": Selected()})
     for asked in (experiment(drift=by_cohort, **CLOCKS[clock]), own):
         with pytest.raises(ConfigError, match=f"drift: .*{clock} chooses the clients .*; write drift.clients or "):
-            build_scenario(asked, *build_data(asked)[::2])
+            build_scenario(asked, build_data(asked))
     asked = experiment(drift=named, **CLOCKS[clock])
-    built = build_scenario(asked, *build_data(asked)[::2])
+    built = build_scenario(asked, build_data(asked))
     moment = Clock(round=3, done=3)
     left = [len(built.shares(moment, np.array([k]), everyone=True).indices) for k in range(6)]
     before = built.partitions[0].sizes
     assert [k for k in range(6) if left[k] < before[k]] == [0, 1]
     deadline = experiment(drift=by_cohort, devices={"speed": "equal"}, coordination={"name": "deadline", "seconds": 1})
-    assert build_scenario(deadline, *build_data(deadline)[::2]).drift.chosen_by == ""
+    assert build_scenario(deadline, build_data(deadline)).drift.chosen_by == ""
 
 
 def test_an_example_of_a_cohort_is_no_reason_to_warn(recwarn):
     """Of clients that the clock chooses nobody knows before the run that none of them holds a sample."""
     all_gone = {"name": "table", "rows": [[1, None, None, 0.0]]}
     asked = experiment(drift=all_gone, **CLOCKS["availability"])
-    build_scenario(asked, *build_data(asked)[::2])
+    build_scenario(asked, build_data(asked))
     assert not [w for w in recwarn if w.category is DriftWarning]

@@ -43,7 +43,7 @@ INDICES = np.arange(0, 100, 2)  # 50 samples: batches of 8, the last one of 2
 
 
 def learner(experiment, rank=0, world=1, gather=None, samples=INDICES):
-    scenario = build_scenario(experiment, *build_data(experiment)[::2])
+    scenario = build_scenario(experiment, build_data(experiment))
     return Learner(Runtime(experiment, TaskSummary.of(scenario)), [samples], rank, world, gather)
 
 

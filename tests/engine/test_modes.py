@@ -69,8 +69,8 @@ def experiment(**sections):
 
 def scenario(of):
     """The two stages of the configuration, each tested on both tasks together and on each by itself."""
-    dataset, _, private = build_data(of)
-    plain = build_scenario(of, dataset, private)
+    data = build_data(of)
+    dataset, plain = data.dataset, build_scenario(of, data)
     tests = {"test": TestSet("test")}
     for task, classes in enumerate(HEADS):
         tests[f"task {task}"] = TestSet("test", np.flatnonzero(np.isin(dataset.test.y, classes)), task)

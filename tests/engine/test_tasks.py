@@ -151,10 +151,9 @@ def test_each_task_draws_its_cohorts_from_its_own_clients(tmp_path):
 def test_a_head_of_another_size_than_the_data_sets_classes_trains_and_is_tested(tmp_path):
     """Two domains with labels of their own, (0, 1) and (2), on one head of two outputs: the model has no third."""
     own = experiment()
-    dataset, _, private = build_data(own)
-    parts = [
-        part._replace(held_out=None) for part in build_scenario(experiment(tasks=TASKS), dataset, private).partitions
-    ]
+    data = build_data(own)
+    dataset, plain = data.dataset, build_scenario(experiment(tasks=TASKS), data)
+    parts = [part._replace(held_out=None) for part in plain.partitions]
     tests = [{"test": TestSet("test", np.flatnonzero(np.isin(dataset.test.y, classes)))} for classes in ([0, 2], [1])]
     stages = [
         Stage(0, "a", np.array([0, 2]), np.array([0, 1]), tests[0]),
@@ -212,12 +211,12 @@ def test_clients_without_samples_change_nothing(weighting, tmp_path):
 
 def test_a_cohort_is_no_larger_than_those_who_hold_samples():
     own = experiment(partition={"name": "table", "table": [*HELD, [0, 0, 0]]}, cohort={"size": 4})
-    dataset, _, private = build_data(own)
+    data = build_data(own)
     with (
         pytest.warns(PartitionWarning),
         pytest.raises(ConfigError, match=facts("cohort.size", 4, 3)),
     ):
-        build_scenario(own, dataset, private)
+        build_scenario(own, data)
 
 
 class Drought(Scenario):

@@ -37,8 +37,7 @@ def planned(speeds: list[float], seed: int = 0, drift: Any = None, **coordinatio
             "drift": drift,
         }
     )[0]
-    data = build_data(experiment)
-    scenario = build_scenario(experiment, data[0], data[2])
+    scenario = build_scenario(experiment, build_data(experiment))
     assert scenario.devices is not None
     scenario.devices.speeds = lambda asked: np.array(speeds)[asked]  # type: ignore[method-assign]
     return Schedule(experiment, scenario, WORK)
@@ -73,7 +72,7 @@ def test_a_client_takes_the_seconds_of_the_samples_that_it_has_under_a_drift() -
     """One client of 8 samples in a batch, a second each; from round 2 to 3 it lacks class 0. Rounds count from 1."""
     drift = {"name": "remove_classes", "classes": [0], "from_round": 2, "to_round": 4}
     schedule = planned([1.0], size=1, concurrency=1, drift=drift)
-    labels = build_data(schedule._experiment)[0].train.y
+    labels = build_data(schedule._experiment).dataset.train.y
     assert len(labels) == 8 and 0 < (left := int((labels != 0).sum())) < 8
     ends = [schedule.step(number).seconds for number in range(5)]
     assert np.diff([0.0, *ends]).tolist() == [8, left, left, 8, 8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 import yaml
 
@@ -167,3 +168,31 @@ def test_what_a_run_began_with_is_compared_and_can_be_accepted(finished, name, e
     with pytest.raises(error, match=facts(says, f"--accept {name}")):
         flray.resume(folder, rounds=4)
     assert flray.resume(folder, rounds=4, accept=[name]).environment["accepted"][0]["was"] == "another"
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_public_data_that_a_resume_accepts_have_no_validation_sample(tmp_path, damaged):
+    """Also where the resume makes a damaged partition again, with its validation samples."""
+
+    def write(name, rows, seed):
+        (tmp_path / name).mkdir(exist_ok=True)
+        for part, size, draws in (("train", rows, seed), ("test", 20, seed + 1)):
+            x = np.random.default_rng(draws).normal(size=(size, 4)).astype("f4")
+            np.save(tmp_path / name / f"{part}_x.npy", x)
+            np.save(tmp_path / name / f"{part}_y.npy", np.arange(size) % 2)
+
+    write("private", 80, 0)
+    write("public", 40, 2)
+    here = {"root": str(tmp_path)}
+    own = {"data": {"source": "private", **here}, "proxy": {"source": "public", **here}, "algorithm": "feddf",
+           "partition": {"name": "iid", "clients": 2}, "cohort": {"size": 2}, "model": "mlp", "rounds": 1,
+           "evaluate": {"validation": 0.2}, "resources": {"executor": "local"}}  # fmt: skip
+    run = flray.run(own, out=tmp_path / "run", progress=False)
+    if damaged:
+        (run.folder / "partition" / "partition.json").unlink()
+    write("public", 80, 0)
+    with pytest.raises(DataError, match="proxy 'public' has 16 of 16 validation samples of 'private'"):
+        flray.resume(run.folder, rounds=2, accept=["proxy"], progress=False)
+    write("public", 40, 4)
+    again = flray.resume(run.folder, rounds=2, accept=["proxy"], progress=False)
+    assert [entry["what"] for entry in again.environment["accepted"]] == ["proxy"]

@@ -160,7 +160,7 @@ def test_more_clients_than_there_are_cannot_be_drawn(size, share, says, recwarn)
     asked = load_config({**BASE, **LOGNORMAL, "cohort": {"size": size}, "coordination": more})[0]
     data = build_data(asked)
     with pytest.raises(ConfigError, match=says) if size == 12 else contextlib.nullcontext():
-        build_scenario(asked, data[0], data[2])
+        build_scenario(asked, data)
     told = [str(w.message) for w in recwarn if "over_selected" in str(w.message)]
     assert len(told) == (size == 9) and all(says in text for text in told)
 

@@ -142,8 +142,8 @@ def test_a_validation_split_is_by_name_as_well(root):
 def test_glue_takes_label_1_of_each_task_of_a_union(root):
     """Classes 1 (cola:acceptable) and 3 (mnli:neutral), from 40 % of the clients, in rounds 2 and 3 alone."""
     config = experiment(drift={"name": "glue", "from_round": 2, "to_round": 4})
-    dataset, _, private = build_data(config)
-    found = build_scenario(config, dataset, private)
+    data = build_data(config)
+    dataset, found = data.dataset, build_scenario(config, data)
     assert found.drift.drift.classes == (1, 3) and "classes 1 3 in rounds 2 to 3" in found.drift.drift.about()
     everyone = np.arange(6)
     counts = {}

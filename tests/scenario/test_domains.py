@@ -197,9 +197,9 @@ def test_clients_own_tests_and_probes_are_scored_as_the_tests(root, scoring, tmp
 def public(root, proxy, **tasks):
     """(the data as the driver has them, the public data of a process of the run, the clients' rows of both)."""
     asked = load_config({**experiment(root, **tasks).dump(), "proxy": {**proxy, "root": str(root)}})[0]
-    data, _, rows = build_data(asked)
-    runtime = Runtime(asked, TaskSummary.of(build_scenario(asked, data, rows)))
-    return data, *runtime.load_proxy(), rows
+    data = build_data(asked)
+    runtime = Runtime(asked, TaskSummary.of(build_scenario(asked, data)))
+    return data.dataset, *runtime.load_proxy(), data.private
 
 
 @pytest.mark.parametrize("cache", ["the driver's", "its own"])

@@ -12,8 +12,7 @@ import pytest
 import flray
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
-from flray.data import load_dataset
-from flray.engine.prepare import build_scenario
+from flray.engine.prepare import build_data, build_scenario
 
 SECTIONS: dict[str, Any] = {
     "seed": 3,
@@ -31,8 +30,8 @@ SLOW = "partition.slow_classes=[8, 9]"
 @functools.cache
 def scenario(*overrides: str) -> Any:
     experiment = load_config(SECTIONS, list(overrides))[0]
-    dataset = load_dataset(experiment.data)
-    return build_scenario(experiment, dataset, None), np.asarray(dataset.train.y)
+    data = build_data(experiment)
+    return build_scenario(experiment, data), np.asarray(data.dataset.train.y)
 
 
 def shares(found: Any) -> list[tuple[int, ...]]:

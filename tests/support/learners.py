@@ -15,10 +15,10 @@ from flray.engine.runtime import Runtime, TaskSummary
 
 def rounds_by_hand(experiment: Experiment, rounds: int = 4) -> tuple[Any, list[tuple[float, int, float, float]]]:
     """(the state after so many rounds; of each the training loss, steps, accuracy and loss of the test)."""
-    dataset, _, private = build_data(experiment)
-    assert private is not None
-    summary = TaskSummary.of(build_scenario(experiment, dataset, private))
-    worker = Learner(Runtime(experiment, summary), [np.sort(private)])
+    data = build_data(experiment)
+    assert data.private is not None
+    summary = TaskSummary.of(build_scenario(experiment, data))
+    worker = Learner(Runtime(experiment, summary), [np.sort(data.private)])
     state, rows = worker.algorithm.init_server(worker.context(Clock()), *worker.runtime.objective.initial()), []
     for clock in (Clock(0, round, done=round) for round in range(rounds)):
         state, metrics, steps = worker.round(state, clock)

@@ -195,7 +195,7 @@ def test_an_edit_of_a_module_or_of_a_table_changes_its_fingerprint(
         table.to_parquet(tmp_path / "rows" / "train.parquet", index=False)
         first = sweep.experiment(sweep.search_space.example())
         read = build_data(first)
-        return _fingerprints(sweep, read, build_scenario(first, read[0], read[2]))
+        return _fingerprints(sweep, read, build_scenario(first, read))
 
     whole = prints("import flray\n", rows)
     for now, name in (
@@ -221,7 +221,7 @@ def test_fingerprints_are_those_of_every_value_of_a_list(tmp_path: Path) -> None
 
     def prints() -> dict[str, Any]:
         data = build_data(first)
-        return _fingerprints(sweep, data, build_scenario(first, data[0], data[2]))
+        return _fingerprints(sweep, data, build_scenario(first, data))
 
     whole = prints()
     (of_rows,) = [name for name in whole if name.startswith("data of data=")]

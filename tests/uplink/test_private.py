@@ -285,8 +285,7 @@ def test_each_round_has_the_rate_of_its_task(tmp_path):
         resources={"executor": "local"},
     )
     found = flray.run(config, out=tmp_path / "run", progress=False)
-    dataset, _, samples = build_data(config)
-    scenario = build_scenario(config, dataset, samples)
+    scenario = build_scenario(config, build_data(config))
     first, second = (2 / len(scenario.members(task)) for task in range(2))
     assert first != second
     spent = [((2.0, first, 1),), ((2.0, first, 2),), *(((2.0, first, 2), (2.0, second, n)) for n in (1, 2))]

@@ -96,8 +96,7 @@ def test_numbers_of_classes_beside_labels_that_are_other_numbers(files, section,
     base = {"data": {"source": f"hf:{files / 'a.csv'}"}, "partition": {"name": "iid", "clients": 3}, "rounds": 2,
             "model": "mlp", "algorithm": "fedavg", **section}  # fmt: skip
     (experiment,) = load_config(base)
-    dataset, _, private = build_data(experiment)
-    build_scenario(experiment, dataset, private)
+    build_scenario(experiment, build_data(experiment))
     said = [str(warning.message) for warning in recwarn if "counts the classes" in str(warning.message)]
     assert len(said) == (says is not None)
     if says:

@@ -34,9 +34,11 @@ def contents(folder):
 def by_hand():
     """The state and rows after four rounds of one worker in this process."""
     experiment = config()
-    dataset, _, private = build_data(experiment)
-    scenario = build_scenario(experiment, dataset, private)
-    assert len(private) == scenario.total_examples(0) == 96, "150 samples, of which 30 are tested on and 24 are public"
+    data = build_data(experiment)
+    scenario = build_scenario(experiment, data)
+    assert len(data.private) == scenario.total_examples(0) == 96, (
+        "150 samples, of which 30 are tested on and 24 are public"
+    )
     state, rows = rounds_by_hand(experiment)
     return to_numpy(state), rows
 
