@@ -549,7 +549,12 @@ MUTANTS = (
     Mutant("uplink/gaussian.py", "* norm / cohort", "* norm / mean.clients", "uplink/test_transforms.py"),
     Mutant("uplink/gaussian.py", "(2 * sigma) ** -2", "sigma**-2", "uplink/test_transforms.py"),
     Mutant("uplink/gaussian.py", "w=clipped(sent.w, sent.norm)", "w=sent.w", "uplink/test_transforms.py"),
-    Mutant("uplink/accountant.py", "spent(middle) <= epsilon", "spent(middle) >= epsilon", "uplink/test_private.py"),
+    Mutant(
+        "uplink/accountant.py",
+        "middle, parts, delta) <= epsilon",
+        "middle, parts, delta) >= epsilon",
+        "uplink/test_private.py",
+    ),
     Mutant("uplink/accountant.py", "_renyi(rate, noise) * rounds", "_renyi(rate, noise)", "uplink/test_private.py"),
     Mutant("uplink/chain.py", "if i < attack and", "if i > attack and", "uplink/test_transforms.py"),
     Mutant("uplink/chain.py", 'f"{name} {seen[name]}"', "name", "uplink/test_transforms.py"),

@@ -41,32 +41,28 @@ def epsilon_of(spent: np.ndarray, delta: float) -> float:
     return max(float(opacus_rdp().get_privacy_spent(orders=ORDERS, rdp=spent, delta=delta)[0]), 0.0)
 
 
-def spent_epsilon(noise: float, rate: float, rounds: int, delta: float) -> float:
-    """Epsilon after `rounds` rounds, at this `delta`. Raises `ConfigError` without opacus."""
-    return epsilon_of(renyi(rate, noise, rounds), delta)
+def spent_epsilon(noise: float, rates: Iterable[tuple[float, int]], delta: float) -> float:
+    """Epsilon at this `delta` of (rate, rounds) with this `noise`. Raises `ConfigError` without opacus."""
+    return epsilon_of(np.sum([renyi(rate, noise, rounds) for rate, rounds in rates], axis=0), delta)
 
 
 def noise_for(epsilon: float, delta: float, rates: Iterable[tuple[float, int]]) -> float:
     """The smallest noise over the clipping norm, to a relative 1e-4 and on the safe side, with which a run of (rate,
     rounds) spends at most `epsilon` at `delta`. Raises `ConfigError` where no noise does."""
     parts = [(rate, rounds) for rate, rounds in rates if rounds]
-
-    def spent(noise: float) -> float:
-        return epsilon_of(np.sum([renyi(rate, noise, rounds) for rate, rounds in parts], axis=0), delta)
-
     if not parts:
         return 1.0
     high = 1.0
-    while spent(high) > epsilon:
+    while spent_epsilon(high, parts, delta) > epsilon:
         high *= 2
         if high > LARGEST:
             raise ConfigError(f"uplink.gaussian.epsilon: no noise reaches {epsilon:g} at delta {delta:g}; raise it")
     low = high / 2
-    while low > 0.05 and spent(low) <= epsilon:
+    while low > 0.05 and spent_epsilon(low, parts, delta) <= epsilon:
         high, low = low, low / 2
     while high / low > 1 + PRECISION:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
+        low, high = (low, middle) if spent_epsilon(middle, parts, delta) <= epsilon else (middle, high)
     return high
 
 

@@ -117,8 +117,7 @@ class Gaussian(Transform, frozen=True):
         would spend more than `epsilon`."""
         if self.epsilon is None:
             return
-        spent = np.sum([accountant.renyi(rate, noise, rounds) for rate, rounds in rates], axis=0)
-        if (epsilon := accountant.epsilon_of(spent, self.delta)) > self.epsilon * (1 + 1e-6):
+        if (epsilon := accountant.spent_epsilon(noise, rates, self.delta)) > self.epsilon * (1 + 1e-6):
             raise ConfigError(
                 f"uplink.gaussian.epsilon: {sum(rounds for _, rounds in rates)} rounds would bring the run to "
                 f"{epsilon:.4g}, and its noise was solved for {self.epsilon:g} in a shorter run, or by an earlier "
@@ -142,8 +141,8 @@ class Gaussian(Transform, frozen=True):
     def account_of_updates(self, receiver: Receiver) -> dict[str, float]:
         """`where: client`: epsilon and delta after this round, and of this round alone, for clients sampled at the
         rates of the rounds."""
-        spent = np.sum([accountant.renyi(rate, self.sigma, rounds) for rate, rounds in receiver.rates], axis=0)
-        metrics = {EPSILON[receiver.poisson]: accountant.epsilon_of(spent, self.delta), "dp/delta": self.delta}
+        epsilon = accountant.spent_epsilon(self.sigma, receiver.rates, self.delta)
+        metrics = {EPSILON[receiver.poisson]: epsilon, "dp/delta": self.delta}
         if self.epsilon is None:
             return metrics
         one_round = accountant.amplified(self.epsilon, self.delta, receiver.rates[-1][0])

@@ -51,17 +51,17 @@ def by_series(sigma, q, rounds, delta):
 def test_what_is_spent_against_the_series(sigma, q, rounds):
     """The library's orders are finer, so that its epsilon is a little smaller."""
     pytest.importorskip("opacus")
-    found, known = accountant.spent_epsilon(sigma, q, rounds, 1e-5), by_series(sigma, q, rounds, 1e-5)
+    found, known = accountant.spent_epsilon(sigma, [(q, rounds)], 1e-5), by_series(sigma, q, rounds, 1e-5)
     assert known * 0.98 <= found <= known * (1 + 1e-6)
     assert (
-        accountant.spent_epsilon(sigma, q, rounds + 1, 1e-5)
+        accountant.spent_epsilon(sigma, [(q, rounds + 1)], 1e-5)
         > found
-        > accountant.spent_epsilon(2 * sigma, q, rounds, 1e-5)
+        > accountant.spent_epsilon(2 * sigma, [(q, rounds)], 1e-5)
     )
-    assert accountant.spent_epsilon(sigma, q, 0, 1e-5) == 0
+    assert accountant.spent_epsilon(sigma, [(q, 0)], 1e-5) == 0
 
 
 def test_without_the_library_it_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus.accountants.analysis", None)
     with pytest.raises(ConfigError, match=r"needs opacus; pip install 'flray\[dp\]'"):
-        accountant.spent_epsilon(1.0, 0.1, 1, 1e-5)
+        accountant.spent_epsilon(1.0, [(0.1, 1)], 1e-5)

@@ -51,11 +51,11 @@ def test_epsilon_is_that_of_opacus(noise, rate, rounds):
     theirs = opacus.accountants.RDPAccountant()
     theirs.history = [(noise, rate, rounds)]
     alphas = list(accountant.ORDERS)
-    assert accountant.spent_epsilon(noise, rate, rounds, 1e-5) == pytest.approx(
+    assert accountant.spent_epsilon(noise, [(rate, rounds)], 1e-5) == pytest.approx(
         theirs.get_epsilon(1e-5, alphas=alphas), rel=1e-12
     )
-    both = accountant.renyi(rate, noise, rounds) + accountant.renyi(rate, noise, 1)
-    assert accountant.epsilon_of(both, 1e-5) == pytest.approx(accountant.spent_epsilon(noise, rate, rounds + 1, 1e-5))
+    twice = accountant.spent_epsilon(noise, [(rate, rounds), (rate, 1)], 1e-5)
+    assert twice == pytest.approx(accountant.spent_epsilon(noise, [(rate, rounds + 1)], 1e-5))
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_epsilon_is_that_of_opacus(noise, rate, rounds):
 )
 def test_the_noise_of_an_epsilon_is_the_smallest_that_keeps_to_it(epsilon, rate, rounds):
     noise = accountant.noise_for(epsilon, 1e-5, [(rate, rounds)])
-    assert accountant.spent_epsilon(noise, rate, rounds, 1e-5) <= epsilon
-    assert accountant.spent_epsilon(noise * (1 - 1e-3), rate, rounds, 1e-5) > epsilon
+    assert accountant.spent_epsilon(noise, [(rate, rounds)], 1e-5) <= epsilon
+    assert accountant.spent_epsilon(noise * (1 - 1e-3), [(rate, rounds)], 1e-5) > epsilon
     from opacus.accountants.utils import get_noise_multiplier
 
     how = {"target_epsilon": epsilon, "target_delta": 1e-5, "sample_rate": rate, "steps": rounds, "accountant": "rdp"}
@@ -92,7 +92,7 @@ def advantage(noise):
             after, _ = gaussian.pooled(Receiver(ctx, "gaussian", state, True, True, ((1.0, 1),)), mean)
             guesses.append(float(after.w) > 0.5 / 4)
     found = np.mean(guesses[:4000]) - np.mean(guesses[4000:])
-    epsilon, delta = accountant.spent_epsilon(noise, 1.0, 1, 1e-5), 1e-5
+    epsilon, delta = accountant.spent_epsilon(noise, [(1.0, 1)], 1e-5), 1e-5
     return found, math.tanh(epsilon / 2) + 2 * delta
 
 
@@ -217,7 +217,7 @@ def test_epsilon_is_exact_only_for_poisson_cohorts(tmp_path):
         assert name in row.rows[0] and row.rows[0]["dp/noise"] == 1.0
     everyone = Local(private(cohort={"size": 5}), tmp_path / "all")
     everyone.play(1)
-    assert everyone.rows[0]["dp/epsilon"] == pytest.approx(accountant.spent_epsilon(1.0, 1.0, 1, 1e-5))
+    assert everyone.rows[0]["dp/epsilon"] == pytest.approx(accountant.spent_epsilon(1.0, [(1.0, 1)], 1e-5))
 
 
 # noise of each client -----------------------------------------------------------------------------
