@@ -669,8 +669,8 @@ class Simulation:
             warn(f"{plan.clock}: exchange {name!r} is skipped, {why}", ExchangeWarning)
 
     def _count_flops(self, run: Attempt, plan: ExchangePlan | None, cohort: np.ndarray | None) -> float:
-        """Count the FLOPs of a local step of each kind that this exchange has, once in a run; returns the seconds of
-        it."""
+        """Count the FLOPs of a local step of each kind that this exchange has, once an attempt; returns the seconds
+        of it."""
         if plan is None or plan.exchange.client is not None or plan.clock == run.counted:
             return 0.0
         began, stateful = time.perf_counter(), run.executor.facts["own_state"]

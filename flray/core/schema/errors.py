@@ -94,8 +94,8 @@ def headline(error: BaseException) -> str:
 
 
 def failure(error: Exception) -> str:
-    """The first line of a `FlrayError`; the kind and the message of any other error."""
-    return first_line(error) if isinstance(error, FlrayError) else f"{type(error).__name__}: {error}"
+    """An error in one line: the first of a `FlrayError`, any other :func:`described`."""
+    return first_line(error) if isinstance(error, FlrayError) else described(error)
 
 
 def printable(text: str) -> str:

@@ -14,6 +14,10 @@ from flray.core.schema.errors import (
     DataError,
     FlrayError,
     NonFiniteError,
+    failure,
+    first_line,
+    headline,
+    message_of,
     nearest,
     shown,
     unknown,
@@ -46,6 +50,19 @@ def test_an_error_is_one_line_whatever_is_put_into_it():
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     # the traceback of the user's own code is kept
     assert str(ClientError("client 3\nTraceback")) == "client 3\nTraceback"
+
+
+@pytest.mark.parametrize(
+    ("error", "first", "whole", "kind", "told"),
+    [
+        (ValueError("a\n  b"), "a", "a b", "ValueError: a", "ValueError: a b"),
+        (ValueError(" \n"), "ValueError", "ValueError", "ValueError: no message", "ValueError"),
+        (ConfigError(), "ConfigError", "ConfigError", "ConfigError: no message", "ConfigError"),
+        (ClientError("\nclient 3\nTrace"), "client 3", "client 3 Trace", "ClientError: client 3", "client 3"),
+    ],
+)
+def test_what_is_told_of_an_error_is_one_line_with_words(error, first, whole, kind, told):
+    assert [first_line(error), message_of(error), headline(error), failure(error)] == [first, whole, kind, told]
 
 
 def test_a_quoted_value_is_short_and_never_fails():
