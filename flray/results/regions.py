@@ -100,7 +100,7 @@ def film(
             # the last one stays
             for _ in range(1 + (number == rounds[-1]) * 2 * writer.fps):
                 writer.grab_frame()
-    return path
+    return Path(out)
 
 
 def _opened(
