@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flray.config.experiment import LENGTH
-from flray.core.schema.errors import ConfigError, unknown
+from flray.core.schema.errors import CheckpointError, ConfigError, unknown
 from flray.results.axes import along, axis_named, rounds_of
+from flray.results.continual import tested_set
 from flray.results.intervals import half_width, interval, smaller_is_better
 from flray.results.readable import FLAWED
 from flray.results.tables import (
@@ -23,6 +24,7 @@ from flray.results.tables import (
     planned_rounds,
     settings,
 )
+from flray.rundir.by_task import class_counts
 from flray.rundir.reader import Run
 from flray.uplink import UPLINKS
 
@@ -54,8 +56,9 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
     """The table of `compare` with what was measured up to `value` on an axis (`axes.AXES`), such as `virtual` = 3600.
 
     A number is that of the last round that ends at `value` or before. A run that ended earlier counts as unfinished,
-    unless it was to end there (`until`). How far a run goes (`rounds`, `until`) makes no setting, unless it tells up to
-    there (`_tells_length`). Raises `ConfigError` for another axis, or a run without it.
+    unless it was to end there (`until`). One that diverged counts if it had not yet diverged there. How far a run goes
+    (`rounds`, `until`) makes no setting, unless it tells up to there (`_tells_length`). Raises `ConfigError` for
+    another axis, or a run without it.
     """
     axis = axis_named(axis)
     frame = compare(runs)
@@ -69,12 +72,14 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
         config, status = settings(run), row["status"]
         in_time = axis == "virtual" and status == "finished" and len(rounds) < planned_rounds(config)
         last = max(float(place.max()), (config.get("until.virtual_s") or 0.0) if in_time else 0.0)
-        diverged_there = status.startswith("diverged") and place.iloc[-1] <= value
+        there = rounds[place <= value]
+        diverged_there = status.startswith("diverged") and (
+            place.iloc[-1] <= value or (status == "diverged" and _collapsed(run, there))
+        )
         if last >= value and not status.startswith(FLAWED) and not diverged_there:
             status = "finished"  # its rows up to there are right, whatever came later
         elif status == "finished":
             status = f"ends at {axis}={last:g}"
-        there = rounds[place <= value]
         tells = tells or _tells_length(config, there)
         tasks = run.tasks
         tasks = tasks[rounds_of(tasks).isin(there["done"])] if len(tasks) else tasks
@@ -82,6 +87,25 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
         rows.append(row | measured | {"status": status})
     ends = [] if tells else [name for name in map(str, frame) if name.partition(".")[0] in LENGTH]
     return _without_other_ends(frame.drop(columns=ends), rows)
+
+
+def _collapsed(run: Run, there: pandas.DataFrame) -> bool:
+    """Whether a run whose STATUS names no round of divergence would have diverged with the rows `there` alone; true
+    where that is not known: over tasks, or without a test's counts by class."""
+    import numpy as np
+
+    from flray.engine.summary import collapse_reason, untrained_reason
+
+    config = settings(run)
+    split = tested_set(config)
+    try:
+        counts = class_counts(run.tests, split)
+    except CheckpointError:
+        return True
+    if counts is None or int(config.get("tasks.num_tasks") or 1) > 1 or untrained_reason(there) is not None:
+        return True
+    total = counts.total[-1]
+    return collapse_reason(there, np.repeat(np.arange(len(total)), total), len(total), split) is not None
 
 
 def tested_later(runs: Sequence[Run], frame: pandas.DataFrame, at: str, metric: str) -> list[str]:

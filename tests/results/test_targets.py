@@ -151,11 +151,37 @@ def test_a_run_that_ended_before_does_not_count_unless_it_was_to_end_there(tmp_p
     assert compare_at(runs, "virtual", 45)["status"].tolist()[1] == "ends at virtual=40"
 
 
+def collapsed(
+    path: Path, accuracies: list[float], losses: list[float], status: str = "chance level", **values: Any
+) -> Run:
+    """A run with a test of 20 samples of two classes a round, whose STATUS tells no round."""
+    run = folder(path, accuracies, status=f"diverged: {status}", **values)
+    rounds = range(1, len(accuracies) + 1)
+    tables.put(run.folder, "tests", {
+        "done": rounds, "round": rounds, "task": 0, "phase": "round", "set": "test", "mode": "global",
+        "total": 20, "right": 10, "covered": 20, "loss_sum": 9.0,
+        "class_right": [[0, 10]] * len(rounds), "class_total": [[10, 10]] * len(rounds),
+    })  # fmt: skip
+    changed(run.folder, **{"round": rounds, "test/loss": losses})
+    return Run(run.folder)
+
+
 def test_a_run_that_diverged_there_has_diverged(tmp_path: Path) -> None:
-    """At its last round a run has diverged; before it, it had not yet."""
-    run = folder(tmp_path / "a", [0.5, 0.2, 0.1], status="diverged: chance level")
-    assert compare_at([run], "rounds", 3)["status"].tolist() == ["diverged"]
-    assert compare_at([run], "rounds", 2)["status"].tolist() == ["finished"]
+    """Chance is 0.5, ln 2 is 0.69. Two tests of 0.9 are sound, and so are all whose last ten have a mean above 0.525:
+    up to round 11 (0.9 + 9 * 0.5, 0.54 a test), not up to round 12. A loss of 7 is above 10 ln 2 from the first test
+    on."""
+    late = collapsed(tmp_path / "late", [0.9] * 2 + [0.5] * 11, [0.1] * 2 + [0.6] * 11)
+    at = {value: compare_at([late], "rounds", value)["status"][0] for value in (1, 2, 11, 12, 13)}
+    assert at == {1: "finished", 2: "finished", 11: "finished", 12: "diverged", 13: "diverged"}
+    wild = collapsed(tmp_path / "wild", [0.5] * 3, [7.0] * 3)
+    lost = collapsed(tmp_path / "lost", [0.5] * 3, [0.1] * 3)
+    (lost.folder / "tests" / "part-0000.parquet").write_bytes(b"no table")
+    none = folder(tmp_path / "no tests", [0.5] * 3, status="diverged: chance level")
+    tasks = collapsed(tmp_path / "tasks", [0.5] * 3, [0.1] * 3, tasks={"name": "class_incremental", "num_tasks": 3})
+    skipped = collapsed(tmp_path / "skipped", [0.5] * 3, [0.7] * 3, "all clients were left out in all 3 rounds")
+    changed(skipped.folder, cohort_size=2, clients_skipped=2)
+    for run in (wild, lost, none, tasks, Run(skipped.folder)):
+        assert [compare_at([run], "rounds", value)["status"][0] for value in (1, 2, 3)] == ["diverged"] * 3
 
 
 def test_a_run_that_diverged_or_is_damaged_leaves_the_others_their_costs(tmp_path: Path) -> None:
@@ -180,6 +206,7 @@ def test_a_run_that_diverged_or_is_damaged_leaves_the_others_their_costs(tmp_pat
         assert at["status"][2].startswith("damaged") and at["status"][3] == "diverged in round 1"
         assert at["comm/bytes"].tolist()[:2] == [250 * done, 500]
     assert compare_at(runs, "rounds", 2)["status"].tolist()[:2] == ["finished"] * 2
+    assert compare_at(runs, "rounds", 3)["status"].tolist()[1] == "diverged in round 3"
     to = compare_to(runs, "test/acc", 0.6)
     assert to["to/bytes"].tolist()[:2] == [500, 500] and to["to/virtual"].tolist()[:2] == [20, 20]
     assert math.isnan(to["to/rounds"][2])
