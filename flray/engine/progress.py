@@ -12,9 +12,9 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import IO, Any, Self, TypeVar, cast
 
 from flray.core.schema.errors import described, warn
 from flray.log import LOGGER, in_notebook
@@ -24,6 +24,8 @@ LINE_EVERY_S = 10.0
 CELL_EVERY_S = 0.3  # between two changes of what a notebook shows
 ASK_EVERY_S = 1.0  # between two calls of `long_work`
 SLOW_S = 1.0  # a longer stage prints its time
+
+Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
@@ -195,6 +197,15 @@ class Progress:
         with self._harmless():
             if self._bar is not None:
                 self._bar.stop()
+
+
+def tracked(items: Sequence[Item], label: str, unit: str) -> Iterator[Item]:
+    """The items; a terminal or a notebook shows how many are done."""
+    shown = is_terminal(sys.stderr) or in_notebook()
+    with Progress(label, len(items), enabled=shown, unit=unit, facts=lambda _: "") as show:
+        for item in items:
+            yield item
+            show({})
 
 
 def describe(row: Mapping[str, Any]) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flray.core.schema.errors import ConfigError, unknown
+from flray.engine.progress import tracked
 from flray.results.figures import Folders, few_log_ticks, figure_of, grid_of, names_of, open_runs
 from flray.rundir.reader import Run
-from flray.streams import stderr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,9 +126,6 @@ def _scale(losses: Sequence[NDArray[np.float64]]) -> tuple[Any, list[float]]:
 # numbers ------------------------------------------------------------------------------------------
 def surface_of(run: Run, round: int | None, directions: str, points: int, span: float, samples: int) -> Surface:
     """The surface of one run's model, with a progress bar. Raises `ConfigError` where there is no such model."""
-    from rich.console import Console
-    from rich.progress import track
-
     from flray.metrics.landscape import loss_on_plane, mean_loss, random_plane, sharpest_plane
     from flray.metrics.reading import ProbeSample
 
@@ -139,8 +136,7 @@ def surface_of(run: Run, round: int | None, directions: str, points: int, span: 
     else:
         (x, y), eigenvalues = random_plane(w, ctx.objective.layout, ctx.seed), np.empty(0)
     at = np.linspace(-span, span, points)
-    console = Console(file=cast("IO[str]", stderr()), emoji=False)
-    watch = partial(track, description=f"loss around {run.place}", console=console)
+    watch = partial(tracked, label=f"loss around {run.place}", unit="point")
     return Surface(at, loss_on_plane(mean_loss(ctx, b, sample), w, x, y, at, watch), eigenvalues, len(sample.y))
 
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from flray.core.schema.errors import ConfigError
+from flray.engine.progress import tracked
 from flray.results.colours import MARKERS, cycle, palette
 from flray.results.figures import Folders, blank, drawing, figure_of, given, names_of, open_runs
-from flray.streams import stderr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,8 +81,6 @@ def film(
     Other arguments as in :func:`decision_regions`. The last frame is shown longer.
     """
     from matplotlib.animation import PillowWriter
-    from rich.console import Console
-    from rich.progress import track
 
     replays, labels, rounds = _opened(folders, rounds, FRAMES)
     first = [_panels(replay, rounds[0], models, clients) for replay in replays]
@@ -90,7 +88,7 @@ def film(
     figure, places = _strip([rounds[0]], [width], labels)
     writer = PillowWriter(fps=min(10, max(1, round(len(rounds) / SECONDS))))
     with drawing(out) as path, writer.saving(figure, str(path), dpi=100):
-        for number in track(rounds, "decision regions", console=Console(file=cast("IO[str]", stderr()), emoji=False)):
+        for number in tracked(rounds, "decision regions", "round"):
             figure.subfigs[0].suptitle(f"round {number}", fontsize=12, fontweight="bold")
             for replay, (row,) in zip(replays, places, strict=True):
                 _fill(row, _panels(replay, number, models, clients), replay, _limits(replays))

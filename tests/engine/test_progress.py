@@ -1,5 +1,6 @@
 """What a user sees of a run: stages before the first round, and what a server does that works for minutes."""
 
+import logging
 import threading
 from types import SimpleNamespace
 
@@ -42,6 +43,18 @@ def test_what_takes_long_is_told_once_each_time_that_it_changes(monkeypatch, cap
     assert capsys.readouterr().err == "fedmemo on digits  GAN 1/9\nfedmemo on digits  GAN 2/9\n"
     with progress.Progress("fedmemo on digits", 3, enabled=False, long_work=long_work) as show:
         assert show._follower is None
+
+
+@pytest.mark.parametrize(
+    ("terminal", "quiet", "shown"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_items_are_counted_on_a_terminal_that_is_not_quiet(monkeypatch, capsys, caplog, terminal, quiet, shown):
+    """The label is a place's name and no markup."""
+    monkeypatch.setattr(progress, "is_terminal", lambda _: terminal)
+    caplog.set_level(logging.WARNING if quiet else logging.INFO, "flray")
+    assert list(progress.tracked(["a", "b"], "loss around runs[/x]", "point")) == ["a", "b"]
+    said = capsys.readouterr().err
+    assert ("loss around runs[/x]" in said and "2/2" in said) if shown else said == ""
 
 
 class Heard:

@@ -101,7 +101,7 @@ def test_a_strip_of_global_models_and_a_film(pilots: list[Run], tmp_path: Path) 
     command = ["figure", "regions", str(pilots[2].folder), "--out", str(out), "--models", "before,local,after"]
     result = invoke(*command)
     assert result.exit_code == 0, result.output
-    assert result.stdout == f"{out}\n" and list(tmp_path.iterdir()) == [out]
+    assert (result.stdout, result.stderr) == (f"{out}\n", "") and list(tmp_path.iterdir()) == [out]
     with Image.open(out) as image:
         durations = []
         for frame in range(image.n_frames):
