@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -95,11 +94,10 @@ def write_json(value: object, indent: int | None = 1) -> None:
 
 
 def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame as JSON has them; JSON has no infinity, so a cost that is never reached is "never"."""
-    rows: list[dict[str, Any]] = jsonable(frame)
-    for name in (column for column in map(str, frame) if column.startswith("to/")):
-        for row, value in zip(rows, frame[name], strict=True):
-            row[name] = "never" if value == math.inf else row[name]
+    """The rows of a frame as JSON has them."""
+    from flray.results.rendering import rows_for_json
+
+    rows: list[dict[str, Any]] = jsonable(rows_for_json(frame))
     return rows
 
 

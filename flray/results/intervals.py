@@ -34,6 +34,11 @@ def smaller_is_better(metric: str) -> bool:
     return name.endswith("/loss") or name.startswith("to/") or name in _UNWANTED
 
 
+def is_never(column: str, value: Any) -> bool:
+    """Whether the value says that something never happens; an infinite loss does not."""
+    return column.startswith(("to/", "drift/recovered_after", "detect/delay")) and value == math.inf
+
+
 def lowest(metric: str) -> float:
     """The lowest value of a share: 0, or -1 for a difference of accuracies such as forgetting."""
     return -1.0 if metric.partition("@")[0] in _DIFFERENCES else 0.0

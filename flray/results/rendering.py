@@ -17,7 +17,7 @@ from flray.engine.progress import size
 from flray.metrics.names import LAST, OF_ALARMS, OF_DRIFT, OF_EXEMPLARS, OF_TASKS, mode_words
 from flray.results.alarms import PROBE
 from flray.results.continual import is_column
-from flray.results.intervals import ENDS, MIN_PAIRS, interval_words, is_share, lowest, seeds_of
+from flray.results.intervals import ENDS, MIN_PAIRS, interval_words, is_never, is_share, lowest, seeds_of
 
 if TYPE_CHECKING:
     import pandas
@@ -315,12 +315,12 @@ def shown_value(column: str, value: Any, exact: Container[str] = ()) -> str:
         return exactly(value)
     if column in _OF_ALGORITHMS:
         return as_written(str(value))
-    if column.startswith("to/") and math.isinf(value):
+    if is_never(column, value):
         return "never"
     if column.startswith("detect/") and not column.startswith("detect/delay"):
         return f"{value:.3g}" if column in ("detect/on_before", "detect/missed") else f"{value:.3f}"
     if column.partition("@")[0] in ("drift/recovered_after", "detect/delay"):
-        return "never" if math.isinf(value) else f"{value:.3g} rounds" if value != 1 else "1 round"
+        return f"{value:.3g} rounds" if value != 1 else "1 round"
     if is_share(column):
         return f"{round(100 * value, 2) + 0.0:.2f}"  # no -0.00
     if column.endswith(("/bytes", "_bytes")):
@@ -407,6 +407,17 @@ def html_table(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str
             "<tr>" + "".join(f"<td{styles[i] if styles else ''}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
         )
     return f"<table>{body}</table>"
+
+
+# JSON --------------------------------------------------------------------------------------------
+def rows_for_json(frame: pandas.DataFrame) -> list[dict[str, Any]]:
+    """The rows with "never" where an infinity says that, because JSON has no infinity."""
+    metric = frame.attrs.get("metric", "")
+
+    def cell(name: str, value: Any) -> Any:
+        return "never" if is_never(metric if name == "mean" else name, value) else value
+
+    return [{str(name): cell(str(name), value) for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 # CSV that is safe in a spreadsheet -----------------------------------------------------------------

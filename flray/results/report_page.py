@@ -27,6 +27,7 @@ from flray.results.rendering import (
     cells,
     filled,
     is_number,
+    rows_for_json,
     shown_columns,
     spelled,
     spelled_numbers,
@@ -247,10 +248,11 @@ def _changed(configs: Sequence[Mapping[str, Any]], runs: Sequence[Run], same: Ma
 
 # formats ------------------------------------------------------------------------------------------
 def as_json(page: ReportPage) -> str:
-    """The numbers as one JSON object, without pictures; NaN becomes null."""
+    """The numbers as one JSON object, without pictures; NaN becomes null, what never happens "never"."""
     names = {"frame": "runs", "table": "settings", "evenly": "clients_and_classes"}
     values = {each.name: getattr(page, each.name) for each in fields(page) if each.name != "pictures"}
-    values["lead"] = {section.title: section.table for section in page.lead if section.table is not None}
+    values |= {name: rows_for_json(value) for name, value in values.items() if hasattr(value, "to_dict")}
+    values["lead"] = {section.title: rows_for_json(section.table) for section in page.lead if section.table is not None}
     values["broken"] = [broken._asdict() for broken in page.broken]
     return json.dumps(jsonable({names.get(name, name): value for name, value in values.items()}), indent=1)
 

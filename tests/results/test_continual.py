@@ -11,6 +11,7 @@ import pandas
 import pytest
 import yaml
 
+from flray.cli.output import records
 from flray.config.loader import load_config
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.files import with_checksum
@@ -24,6 +25,7 @@ from flray.results.continual import drift_window, numbers
 from flray.results.essentials import essentials
 from flray.results.intervals import interval
 from flray.results.rendering import spelled
+from flray.results.report_page import report
 from flray.results.tables import settings
 from flray.rundir.by_task import class_counts, task_tests
 from flray.rundir.reader import Run
@@ -243,6 +245,24 @@ def test_a_delay_of_fewer_seeds_says_of_how_many(tmp_path):
         assert spelled(by_mode(compare(runs[:count])))["Alarms of latent forgetting"]["delay"].tolist() == [text]
     shown = spelled(by_mode(compare(runs[1:])))["Alarms of latent forgetting"]
     assert (shown["n"].tolist(), shown["delay"].tolist()) == ([3], ["1 round (2 seeds)"])
+
+
+def test_json_tells_never_from_what_is_not_known(tmp_path):
+    """The first run has a round after the window, which is at the level; the second one's is not, the third has none.
+    A loss that overflowed has no number either."""
+    gone = [*WINDOW[:5], [70, 70], [60, 60]]
+    tables = {"back": WINDOW, "gone": gone, "short": WINDOW[:5]}
+    runs = [drift(tmp_path / name, table, 3, 5, seed=n) for n, (name, table) in enumerate(tables.items())]
+    frame = compare(runs)
+    found = [row["drift/recovered_after"] for row in records(frame)]
+    assert found == [2.0, "never", None]
+    table = summary(frame, "drift/recovered_after")
+    assert records(table)[0]["mean"] == "never"
+    page = json.loads(report(runs, tmp_path / "r.json", "json").read_text())
+    assert [row["drift/recovered_after"] for row in page["runs"]] == found
+    assert page["modes"][0]["drift/recovered_after"] == "never"
+    lost = pandas.DataFrame({"train/loss": [math.inf, -math.inf], "to/rounds": [-math.inf, math.inf]})
+    assert records(lost) == [{"train/loss": None, "to/rounds": None}, {"train/loss": None, "to/rounds": "never"}]
 
 
 def test_runs_through_a_drift_beside_each_other(tmp_path):
