@@ -28,6 +28,7 @@ NOISE = 1e-12  # of the mean: a smaller interval is rounding of equal numbers
 ESCAPED = {
     "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "<": r"\textless{}",
     ">": r"\textgreater{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
+    "|": r"\textbar{}", "[": "{[}",  # after the end of a row it would begin an argument
 }  # fmt: skip
 
 

@@ -52,6 +52,14 @@ def test_latex_has_booktabs_and_escapes(runs: list[Path]) -> None:
     assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{lrr}")] == [1] * 4
 
 
+def test_characters_of_latex_are_letters_in_it() -> None:
+    """`\\\\` before a row's `[` would take it for an argument; OT1, the default encoding, has no `|` and no `<`."""
+    table = pandas.DataFrame({"name": ["[a|b]"], "n": ["3"]})
+    table.attrs["caption"] = "a|b<c"
+    text = latex_table(table)
+    assert r"{[}a\textbar{}b] & 3 \\" in text and r"\caption{a\textbar{}b\textless{}c}" in text
+
+
 def test_per_cent_of_one_seed_have_two_decimals(tmp_path: Path) -> None:
     """A column of them ends at one place: 0.5, 0.05 and 0 are 50.00, 5.00 and 0.00 %."""
     alone = [folder(tmp_path / f"{acc}", config(lr=0.6 - acc), [acc]) for acc in (0.5, 0.05, 0.0)]
