@@ -73,9 +73,7 @@ def figure(
     ] = None,
     x: Annotated[
         str,
-        typer.Option(
-            help="curves: rounds, steps, bytes, up (bytes up), flops, virtual, seconds; or a column of rounds/"
-        ),
+        typer.Option(help="curves: rounds, steps, bytes, up (bytes up), flops, virtual, seconds"),
     ] = "rounds",
     style: Style = None,
     mode: Mode = None,
