@@ -120,7 +120,8 @@ class Watcher:
             goes_on = status is not None and status.alive is True
             return ("", False) if goes_on else ("", True)
         if status is None:
-            return "no process holds the folder: the run was lost, or this is a copy of its folder", False
+            note = "no process holds the folder: the run was lost, or this is a copy of its folder"
+            return note, silent > STALE_S  # until then the copy may still be brought up to date
         if status.alive is False:
             return f"lost: {status.owner} is gone; go on with: flray resume {quoted(self.place)}", True
         if status.last_beat != self._beat:

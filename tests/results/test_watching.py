@@ -19,7 +19,7 @@ from flray.results.watching import Glance, glances
 from flray.rundir.lock import NAME, FolderLock, Owner
 from tests.support.commands import invoke
 from tests.support.messages import assert_says
-from tests.support.tables import config, folder
+from tests.support.tables import config, folder, put
 
 RUN = """
 import sys, time, flray.running
@@ -120,6 +120,18 @@ def test_a_dead_process_is_lost_and_a_silent_one_elsewhere_stalls(tmp_path: Path
     assert again.note == "nothing new for 2 min" and not again.over
     (path / NAME).unlink()
     assert "no process holds the folder" in next(watched(path, [])).note
+
+
+@pytest.mark.parametrize("status", ["running", "starting", None])
+def test_a_folder_that_no_process_holds_is_left_when_nothing_changes_in_it(tmp_path: Path, status: str | None) -> None:
+    """A copy that another program brings up to date 40 s after the first look; without a change for over 45 s it is left,
+    80 s later. So is one without STATUS, whose config.yaml is no YAML."""
+    path = folder(tmp_path / "run", config(), [0.2], status)
+    if status is None:
+        (path / "config.yaml").write_text("{")
+    seen = list(watched(path, [lambda: put(path, "rounds", {"done": [1, 2]}), *[lambda: None] * 2], 40.0))
+    assert [glance.over for glance in seen] == [False, False, False, True] and not seen[-1].good
+    assert all("no process holds the folder" in glance.note for glance in seen)
 
 
 def test_a_run_in_a_storage(tmp_path: Path) -> None:
