@@ -195,16 +195,11 @@ def markdown(text: str) -> None:
 
 
 def print_rows(rows: Rows, title: str) -> None:
-    from rich.markup import escape
-    from rich.table import Table
+    from flray.results.rendering import rich_table
 
-    table = Table(title=escape(title), title_justify="left")
     names = _columns(rows)
-    for name in names:
-        table.add_column(escape(name), overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(_cell(row.get(name))) for name in names))
-    show(table)
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    show(rich_table(names, cells, [False] * len(names), title, "", title_justify="left"))
 
 
 # tables of runs -----------------------------------------------------------------------------------
@@ -231,12 +226,13 @@ def tables_by_mode(run: Run) -> list[Any]:
 def sheet_of(run: Run) -> Group:
     """The page of a run that `flray show` prints. Raises `CheckpointError` for another folder."""
     from rich.console import Group
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     from flray.results.essentials import essentials
 
-    table = Table(title=escape(run.place), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    title, look = Text(run.place, "table.title"), {"show_header": False, "box": None, "padding": (0, 2, 0, 0)}
+    table = Table(title=title, title_justify="left", **look)
     for name, text in essentials(run).items():
-        table.add_row(f"[bold]{escape(name)}[/bold]", escape(text))
+        table.add_row(Text(name, "bold"), Text(text))
     return Group(table, *tables_by_mode(run))

@@ -65,14 +65,15 @@ def rich_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[bool], title: str, caption: str, **look: Any
 ) -> RichTable:
     """A table of plain text for the terminal; `right` marks the columns of numbers."""
-    from rich.markup import escape
     from rich.table import Table as RichTable
+    from rich.text import Text
 
-    table = RichTable(title=escape(title), caption=escape(caption) or None, caption_justify="left", **look)
+    below = Text(caption, "table.caption") if caption else None
+    table = RichTable(title=Text(title, "table.title"), caption=below, caption_justify="left", **look)
     for head, number in zip(heads, right, strict=True):
-        table.add_column(escape(head), justify="right" if number else "left", overflow="fold")
+        table.add_column(Text(head), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(Text, row))
     return table
 
 

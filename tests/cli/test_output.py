@@ -19,8 +19,11 @@ from typer.main import get_command
 import flray
 from flray.cli import MORE, VERBS, app, output
 from flray.cli.finished import report, report_grid
-from flray.cli.output import console, flush, plain_text, print_rows, records, write, write_json
+from flray.cli.output import console, flush, plain_text, print_rows, records, sheet_of, write, write_json
 from flray.results import compare, render
+from flray.results.axes import AXES
+from flray.results.rendering import rich_table
+from flray.rundir.reader import Run
 from tests.support.commands import invoke, succeeded
 from tests.support.tables import config, folder
 
@@ -235,6 +238,25 @@ def test_a_name_with_colons_or_brackets_is_printed_as_it_is(capsys: pytest.Captu
     assert plain_text(table) == f"{name}\n" * 4
     print_rows([{name: name}], name)
     assert capsys.readouterr().out == f"{name}\n" * 3
+
+
+def test_the_help_of_curves_names_its_axes_and_no_other() -> None:
+    (help,) = (option.help for option in get_command(app).commands["figure"].params if option.name == "x")
+    assert re.findall(r"[a-z]+", re.sub(r"\(.*?\)", "", help)) == ["curves", *AXES]
+
+
+@pytest.mark.parametrize("name", ["end\\", "[b]\\", "\\[b]", "[/b]"])
+def test_a_name_that_ends_like_an_escape_is_printed_as_it_is(name, tmp_path, capsys):
+    """In tables of runs, of records and in a run's page: as a title, a heading, a cell, a caption."""
+    for right in (True, False):
+        table = rich_table([name], [[name]], [right], name, name)
+        console().print(table)
+        assert capsys.readouterr().out.count(name) == 4
+        assert [line.strip() for line in plain_text(table).splitlines()] == [name] * 4
+    print_rows([{name: name}], name)
+    assert capsys.readouterr().out == f"{name}\n" * 3
+    run = folder(tmp_path / name.replace("/", ""), config(), [0.5])
+    assert plain_text(sheet_of(Run(run))).startswith(f"{run}\n")
 
 
 @pytest.mark.parametrize("columns", [30, 60, 200])
