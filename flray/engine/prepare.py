@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from flray.config.experiment import Experiment
-from flray.core.protocol.clock import START, schedule
+from flray.core.protocol.clock import START, schedule, task_name
 from flray.core.schema.errors import ConfigError, DataError, ResourceError, warn
 from flray.data import Dataset, ProxyConfig, ProxyData, check_classes, load_dataset, load_proxy, note_scales
 from flray.data.proxy import check_validation
@@ -82,7 +82,11 @@ def build_scenario(experiment: Experiment, data: Data) -> Scenario:
         scenario = _with_slow_classes(experiment.partition.slow_classes, dataset, scenario)
     if scenario.cohorts is None:
         for stage in scenario.stages:
-            _check_drawn(experiment, len(scenario.members(stage.index)))
+            try:
+                _check_drawn(experiment, len(scenario.members(stage.index)))
+            except ConfigError as error:
+                where = f"{task_name(stage.index)}: " if len(scenario.stages) > 1 else ""
+                raise ConfigError(f"{where}{error}") from error
     scenario = with_drift(experiment, dataset, scenario)
     _warn_of_drift(experiment, scenario)
     return scenario

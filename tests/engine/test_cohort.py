@@ -8,11 +8,13 @@ from hypothesis import given, strategies as st
 
 from flray.algorithms.fedavg import FedAvg
 from flray.config.experiment import CohortConfig
+from flray.config.loader import load_config
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.seeding import rng
 from flray.core.schema.errors import ConfigError
 from flray.engine.cohort import chunk_ranges, participants, sample_cohort, turns
+from flray.engine.prepare import build_data, build_scenario
 from flray.scenario import Partition, Scenario
 from tests.support.messages import facts
 
@@ -69,6 +71,19 @@ def test_the_whole_population_is_the_default_and_too_many_is_an_error():
     with pytest.raises(ConfigError, match=facts("cohort.size", 7, 6)):
         sample_cohort(CohortConfig(size=7), 0, Clock(), range(6))
     assert len(sample_cohort(CohortConfig(fraction=0.01), 0, Clock(), range(6))) == 1
+
+
+def test_a_cohort_that_a_task_cannot_fill_names_the_task():
+    """Both clients hold the classes of task 0, one of them those of task 1. Without tasks there is none to name."""
+    own = {"partition": {"name": "table", "table": [[5, 5, 5, 5], [5, 5, 0, 0]]}, "cohort": {"size": 2}, "rounds": 1}
+    data = {"source": "synthetic", "options": {"shape": 4, "num_classes": 4, "num_train": 80, "num_test": 40}}
+    tasks = {"num_tasks": 2, "class_order": "natural", "partition": "once"}
+    base = {"data": data, "model": "mlp", "algorithm": "fedavg", **own}
+    of_task = r"^task 1 \(0 is the first\): cohort.size: 2 clients per round, but 1 hold samples"
+    for more, says in (({"tasks": tasks}, of_task), ({"cohort": {"size": 3}}, "^cohort.size: 3 .* but 2 hold samples")):
+        asked = load_config({**base, **more})[0]
+        with pytest.raises(ConfigError, match=says):
+            build_scenario(asked, build_data(asked)[0], None)
 
 
 def test_a_fraction_of_the_population_is_rounded_down_as_a_decimal():
