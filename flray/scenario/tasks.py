@@ -91,12 +91,12 @@ class TasksConfig(Section, frozen=True):
 
     freeze: tuple[Freeze, ...] = Field(
         ("unreached",),
-        description="parameters that do not change, for any algorithm. unreached: rows of the head that the loss does "
-        "not read, of older and later tasks; early: also the model's early layers, after the first task; old_heads: "
-        "also rows of older tasks that the loss reads, except for methods that replay samples; older_heads: those rows "
-        "but for the last two tasks, whose rows decay (FedProTIP's code from random weights); statistics: also the "
-        "running statistics of all batch norms, after the first task: training then normalises by them, as tests do; "
-        "none: decay and momentum change every row",
+        description="parameters that do not change, for any algorithm. unreached: rows of the head that the network's "
+        "loss does not read, of older and later tasks, whatever a penalty reads; early: also the model's early layers, "
+        "after the first task; old_heads: also rows of older tasks that the loss reads, except for methods that replay "
+        "samples; older_heads: those rows but for the last two tasks, whose rows decay (FedProTIP's code from random "
+        "weights); statistics: also the running statistics of all batch norms, after the first task: training then "
+        "normalises by them, as tests do; none: decay and momentum change every row",
     )
     frozen_bn_stats: Literal["freeze", "update"] = Field(
         "freeze", description="running statistics of batch norm in frozen layers: fixed, or updated"

@@ -124,8 +124,8 @@ def test_a_dead_process_is_lost_and_a_silent_one_elsewhere_stalls(tmp_path: Path
 
 @pytest.mark.parametrize("status", ["running", "starting", None])
 def test_a_folder_that_no_process_holds_is_left_when_nothing_changes_in_it(tmp_path: Path, status: str | None) -> None:
-    """A copy that another program brings up to date 40 s after the first look; without a change for over 45 s it is left,
-    80 s later. So is one without STATUS, whose config.yaml is no YAML."""
+    """A copy that another program brings up to date 40 s after the first look, and 80 s later no more. The one without
+    STATUS has a config.yaml that is no YAML."""
     path = folder(tmp_path / "run", config(), [0.2], status)
     if status is None:
         (path / "config.yaml").write_text("{")
