@@ -53,13 +53,13 @@ def caveats(
 
     Every setting is compared with one of them: `reference` as `paired` reads it, or the best by `metric`. Two settings
     are comparable if they differ only in the algorithm and its hyper-parameters, or if the algorithm is the same and a
-    key of the setting is studied. Other sentences name different training data or client shares at the same seed,
-    changes that resumes accepted, different versions of flray and torch, seeds that only one of two settings has, and
-    unequal cost. Empty without a reason. Raises `ConfigError` as `paired` does.
+    key of the setting is studied. Other sentences name several runs of one seed, different training data or client
+    shares at the same seed, changes that resumes accepted, different versions of flray and torch, seeds that only one
+    of two settings has, and unequal cost. Empty without a reason. Raises `ConfigError` as `paired` does.
     """
     groups = [(setting, values) for setting, values, *_ in over_seeds(frame, metric)]
     if len(groups) < 2:
-        return _sources(runs, side_by_side(runs)) + _resumed(runs) + _versions(runs)
+        return _repeated(frame, metric) + _sources(runs, side_by_side(runs)) + _resumed(runs) + _versions(runs)
     if reference is not None:
         chosen = find([setting for setting, _ in groups], frame, reference)
     else:
@@ -70,7 +70,13 @@ def caveats(
     said = _keys(base, [setting for setting, _ in groups], frame)
     said += _shared_hyper_parameters(base, [setting for setting, _ in groups], frame)
     configs = side_by_side(runs)
-    said += _fingerprints(runs, configs) + _sources(runs, configs) + _resumed(runs) + _versions(runs)
+    said += (
+        _repeated(frame, metric)
+        + _fingerprints(runs, configs)
+        + _sources(runs, configs)
+        + _resumed(runs)
+        + _versions(runs)
+    )
     lacking = [
         (describe(setting), sorted(set(base_values.index) ^ set(values.index)))
         for setting, values in groups
@@ -105,6 +111,17 @@ def _keys(base: Mapping[str, Any], others: Sequence[Mapping[str, Any]], frame: p
             f"{_listed([describe(setting) for setting in settings_])}."
         )
     return said
+
+
+def _repeated(frame: pandas.DataFrame, metric: str) -> list[str]:
+    """A sentence on seeds of which several runs of one setting have finished with other results."""
+    done = frame[(frame["status"] == "finished") & frame[metric].notna()]
+    by_seed = [group for _, group in done.groupby([*keys_of(frame), "seed"], sort=False, dropna=False)]
+    several = [group["folder"].tolist() for group in by_seed if group[metric].nunique() > 1]
+    if not several:
+        return []
+    which = f"{_listed(several[0])}{' for example' if len(several) > 1 else ''}"
+    return [f"Runs of one setting and seed have other values of {metric}, and of each seed the last counts: {which}."]
 
 
 def _shared_hyper_parameters(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.files import with_checksum
-from flray.results import compare
+from flray.results import compare, summary
 from flray.results.comparable import caveats
 from flray.rundir.reader import Run
 from tests.support.commands import invoke
@@ -35,6 +35,22 @@ def test_algorithms_on_one_setting_and_an_ablation_of_one_key_are_comparable(tmp
     assert said(*runs) == []
     runs = [folder(tmp_path / f"r{rounds}", config(rounds=rounds), [0.5]) for rounds in (3, 4)]
     assert said(*runs) == [] and said(runs[0]) == []
+
+
+def test_runs_of_one_seed_with_other_results_are_named(tmp_path: Path) -> None:
+    """A repeated run with the same result, and one that failed, are no news."""
+    first, same, failed, other = (
+        folder(tmp_path / name, config(), [accuracy], status)
+        for name, accuracy, status in (
+            ("a", 0.5, "finished"), ("b", 0.5, "finished"), ("c", 0.7, "failed: disk"), ("d", 0.6, "finished"),
+        )
+    )  # fmt: skip
+    fedsol = folder(tmp_path / "sol", config("fedsol"), [0.6])
+    assert said(first, same, failed) == said(first, same, failed, fedsol) == []
+    for more in ([], [fedsol]):
+        (text,) = said(first, other, *more)
+        assert "of test/acc, and of each seed the last counts" in text and str(first) in text and str(other) in text
+        assert summary(compare([first, other, *more]))["mean"][0] == 0.6
 
 
 def test_another_algorithm_on_another_setting_is_not_and_the_keys_are_named(tmp_path: Path) -> None:
