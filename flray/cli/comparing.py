@@ -104,7 +104,7 @@ def _write_paper(compared: Comparison, format: str) -> None:
 def _write(compared: Comparison, format: str, stats: bool) -> None:
     """The tables and the sentences; CSV and JSON have one table, a row a run or a difference."""
     from flray.results import render, to_markdown
-    from flray.results.rendering import csv
+    from flray.results.rendering import csv, in_markdown
 
     tables, sentences = compared.statistics if stats else (compared.tables, compared.sentences)
     one = compared.frame if compared.differences is None else compared.differences
@@ -118,7 +118,8 @@ def _write(compared: Comparison, format: str, stats: bool) -> None:
     else:
         show(*(render(table, title) for title, table in tables.items()))
     for sentence in sentences:
-        LOGGER.info(f"* {sentence}") if format in ("json", "csv") else write(f"* {sentence}")
+        line = f"* {in_markdown(sentence) if format == 'markdown' else sentence}"
+        LOGGER.info(line) if format in ("json", "csv") else write(line)
 
 
 def _not_counted(frame: pandas.DataFrame) -> list[str]:

@@ -102,9 +102,11 @@ def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
 
 
 def markdown_rows(rows: Rows) -> str:
-    """Records as a Markdown table; a `|` in a cell is escaped."""
+    """Records as a Markdown table."""
+    from flray.results.rendering import in_markdown
+
     names = _columns(rows)
-    body = [[_cell(row.get(name)).replace("|", "\\|") for name in names] for row in rows]
+    body = [[in_markdown(_cell(row.get(name))) for name in names] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in (names, ["---"] * len(names), *body))
 
 

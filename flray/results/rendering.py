@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
@@ -194,7 +195,7 @@ def _of_end(column: str) -> str:
 def to_markdown(frame: pandas.DataFrame) -> str:
     """The table of `render` as Markdown."""
     heads, rows = cells(frame)
-    texts = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
+    texts = [[in_markdown(cell).replace("\n", " ") for cell in row] for row in (heads, *rows)]
     widths = [max(3, *(len(row[i]) for row in texts)) for i in range(len(heads))]
     right = [is_number(frame, column) for column in shown_columns(frame)]
     lines = [
@@ -202,8 +203,13 @@ def to_markdown(frame: pandas.DataFrame) -> str:
         for row in texts
     ]
     rule = "| " + " | ".join("-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)) + " |"
-    note = caption_of(frame)
+    note = in_markdown(caption_of(frame) or "")
     return "\n".join([lines[0], rule, *lines[1:], *(["", note] if note else [])]) + "\n"
+
+
+def in_markdown(text: str) -> str:
+    """Plain text in Markdown: `|` ends no cell of a table, `<` begins no tag, `&` no entity."""
+    return re.sub(r"[\\|]|[<&](?=[A-Za-z/!?#])", r"\\\g<0>", text)
 
 
 def caption_of(frame: pandas.DataFrame) -> str | None:

@@ -26,6 +26,7 @@ from flray.results.rendering import (
     caption_of,
     cells,
     filled,
+    in_markdown,
     is_number,
     rows_for_json,
     shown_columns,
@@ -260,9 +261,8 @@ def as_json(page: ReportPage) -> str:
 def as_markdown(page: ReportPage) -> str:
     """The sentences and the tables; no pictures."""
     lead = [(part.title, part.table, part.note) for part in page.lead if part.table is not None]
-    text = filled(
-        "flray.results", "report.md.j2", {"to_markdown": to_markdown}, page=page, tables=[*lead, *_tables(page)]
-    )
+    filters = {"to_markdown": to_markdown, "plain": in_markdown}
+    text = filled("flray.results", "report.md.j2", filters, page=page, tables=[*lead, *_tables(page)])
     return printable(text)
 
 

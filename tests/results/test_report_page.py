@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from shutil import copytree
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 from scipy.stats import ttest_rel
 
 import flray
@@ -192,6 +195,25 @@ def test_the_same_numbers_as_json_and_markdown(folders: list[Path], tmp_path: Pa
     assert values["same"]["algorithm.lr"] == 0.1 and values["broken"] == []
     text = report(folders, tmp_path / "r.md", "md", against="fedavg").read_text()
     assert text.startswith("# hand\n") and "+5.75" in text and "| algorithm |" in text
+
+
+def test_a_name_is_text_in_markdown(tmp_path: Path) -> None:
+    """Rendered, it is as it was in the cells of all tables, and in the line on a folder that is left out."""
+    name = "a|b\\|c<e>&lt;<!--"
+    for seed in range(3):
+        folder(tmp_path / f"one{seed}", config(seed=seed, name=name), [0.5 + seed / 10])
+        folder(tmp_path / f"two{seed}", config(seed=seed, name=f"{name}2"), [0.6])
+    (tmp_path / "<b>").mkdir()
+    runs = [str(tmp_path)]
+    pages = [
+        report([*runs, tmp_path / "<b>"], tmp_path / "r.md", "md").read_text(),
+        invoke("compare", *runs, "--format", "markdown").stdout,
+    ]
+    for page in pages:
+        shown = unescape(re.sub(r"</?[a-z][^>]*>", "\n", MarkdownIt("commonmark").enable("table").render(page)))
+        lines = shown.splitlines()
+        assert name in lines and f"{name}2" in lines, shown
+    assert "<b>" in unescape(MarkdownIt().render(pages[0]))
 
 
 def test_an_ablations_folder_says_its_reference_and_metric(folders: list[Path]) -> None:
