@@ -233,8 +233,8 @@ def sheet_of(run: Run) -> Group:
 
     from flray.results.essentials import essentials
 
-    title, look = Text(run.place, "table.title"), {"show_header": False, "box": None, "padding": (0, 2, 0, 0)}
-    table = Table(title=title, title_justify="left", **look)
+    title = Text(run.place, "table.title")
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, text in essentials(run).items():
         table.add_row(Text(name, "bold"), Text(text))
     return Group(table, *tables_by_mode(run))

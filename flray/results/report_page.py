@@ -4,7 +4,7 @@ Markdown and JSON."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -261,9 +261,9 @@ def as_json(page: ReportPage) -> str:
 def as_markdown(page: ReportPage) -> str:
     """The sentences and the tables; no pictures."""
     lead = [(part.title, part.table, part.note) for part in page.lead if part.table is not None]
-    filters = {"to_markdown": to_markdown, "plain": in_markdown}
-    text = filled("flray.results", "report.md.j2", filters, page=page, tables=[*lead, *_tables(page)])
-    return printable(text)
+    tables = [*lead, *_tables(page)]
+    filters: dict[str, Callable[..., str]] = {"to_markdown": to_markdown, "plain": in_markdown}
+    return printable(filled("flray.results", "report.md.j2", filters, page=page, tables=tables))
 
 
 def as_html(page: ReportPage, refresh: int = 0) -> str:
