@@ -83,7 +83,7 @@ def test_a_cohort_that_a_task_cannot_fill_names_the_task():
     for more, says in (({"tasks": tasks}, of_task), ({"cohort": {"size": 3}}, "^cohort.size: 3 .* but 2 hold samples")):
         asked = load_config({**base, **more})[0]
         with pytest.raises(ConfigError, match=says):
-            build_scenario(asked, build_data(asked)[0], None)
+            build_scenario(asked, build_data(asked))
 
 
 def test_a_fraction_of_the_population_is_rounded_down_as_a_decimal():
