@@ -183,7 +183,7 @@ def _check_kinds(kinds: Mapping[str, str], what: str) -> None:
 def _place(table: FeatureTable, name: str, place: Labels, names: tuple[str, ...] | None, what: str) -> Labels:
     """The labels of one file with the names of its classes: declared ones, or the texts themselves."""
     values = place.ids
-    if values.dtype.kind in "Ob":
+    if names is None and values.dtype.kind in "Ob":
         texts, ids = np.unique(values.astype(str), return_inverse=True)
         found = Labels(place.place, ids, dict(enumerate(map(str, texts))), closed=False, row=place.row)
         return found

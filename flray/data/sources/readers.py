@@ -26,7 +26,7 @@ from flray.core.schema.errors import DataError, first_line, nearest, shown
 from flray.data.cache import Array, file_digest, listing_digest
 from flray.data.data_config import DataConfig
 from flray.data.sources.choice import PANDAS_INDEX, choose_columns
-from flray.data.sources.columns import Columns, FeatureTable, codes, ids_of, labels_of, numbers, unlabelled
+from flray.data.sources.columns import Columns, FeatureTable, class_names, codes, ids_of, labels_of, numbers, unlabelled
 from flray.data.sources.pictures import KINDS, decode, encoded
 from flray.data.sources.split_names import PICTURES, TABLES, choose_splits, has_configs, split_patterns
 from flray.data.sources.text import labelled, literals, texts_of, token_ids, with_words, words_of
@@ -177,10 +177,11 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
             f"data=flray.data.from_hf(datasets.load_from_disk({name!r})))"
         )
     if Path(os.path.expanduser(name)).is_file():
-        read, files, others, separator = _of_file(name, options)
+        read, of_split, others, separator = _of_file(name, options)
     else:
         load = functools.partial(_load_dataset, name, name, options["config"], revision=options["revision"])
-        read, files, others, separator = _of_folder(name, load, options)
+        read, of_split, others, separator = _of_folder(name, load, options)
+    files = sorted(set(chain.from_iterable(of_split.values())))
     contents = _contents(files) if files else ""
     if contents:  # `datasets` would take another file of the same time for the one that it has converted
         read = functools.partial(read, cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, f"flray-{contents}"))
@@ -196,6 +197,7 @@ def hub_tables(config: DataConfig, options: Mapping[str, Any]) -> tuple[dict[str
             raise DataError(f"hf:{name} has no split {key!r}{nearest(str(key), map(str, loaded))}; set options.{split}")
         parts[split] = key
     tables = {split: _hub_table(loaded[key], str(key), contents) for split, key in parts.items()}
+    tables = _with_own_names(tables, {split: of_split.get(str(key), []) for split, key in parts.items()})
     features, builder = loaded[parts["train"]].features, loaded[parts["train"]].info.builder_name
     if builder == "imagefolder":
         _check_pictures(files, sum(map(len, loaded.values())), name)
@@ -255,7 +257,46 @@ def _hub_table(part: Any, key: str, contents: str) -> FeatureTable:
     )
 
 
-def _of_file(name: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], list[str], list[str], str]:
+def _with_own_names(tables: dict[str, FeatureTable], of_split: Mapping[str, Sequence[str]]) -> dict[str, FeatureTable]:
+    """The tables with the class names of each of their files where these differ: `datasets` gives all files the names
+    of the first one. Raises `DataError` if the rows of the files are not those of the tables."""
+    own = dict[str, list[tuple[str, int, dict[str, Any]]]]()
+    for split, files in of_split.items():
+        for file in (Path(file) for file in files if file.casefold().endswith((".parquet", ".arrow"))):
+            schema, rows = _schema_of(file)
+            described = _described((schema.metadata or {}).get(b"huggingface", b"{}"), file)
+            named = {name: of for name, of in described.items() if class_names({name: of}, name, str(file))}
+            own.setdefault(split, []).append(("/".join(file.parts[-2:]), rows, named))
+    every = [named for parts in own.values() for _, _, named in parts]
+    if all(named == every[0] for named in every):
+        return tables
+    out = dict(tables)
+    for split, parts in own.items():
+        if sum(rows for _, rows, _ in parts) != tables[split].data.num_rows:
+            raise DataError(
+                f"{parts[0][0]} and the files beside it have other class names and are read in part; write the same "
+                "classes into all"
+            )
+        features, places = tables[split].features, tuple((name, rows) for name, rows, _ in parts)
+        out[split] = tables[split]._replace(
+            files=places, described=tuple({**features, **named} for _, _, named in parts)
+        )
+    return out
+
+
+def _schema_of(file: Path) -> tuple[Any, int]:
+    """The schema of a Parquet file, or of an Arrow file or stream, and the number of its rows."""
+    if file.suffix.casefold() == ".parquet":
+        return pq.read_schema(file), pq.read_metadata(file).num_rows
+    with pa.memory_map(str(file)) as source:
+        try:
+            table = pa.ipc.open_stream(source).read_all()
+        except pa.ArrowInvalid:
+            table = pa.ipc.open_file(source).read_all()
+        return table.schema, table.num_rows
+
+
+def _of_file(name: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, list[str]], list[str], str]:
     """As :func:`_of_folder`, of one file, which is the split `train`. Raises `DataError` for a file of another kind."""
     file = Path(os.path.expanduser(name))
     builder, how = FILES.get(file.suffix.casefold(), ("", {}))
@@ -267,17 +308,17 @@ def _of_file(name: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any],
             raise DataError(f"options.{option}: the file {name} has none; leave it out")
     pattern = glob.escape(str(file))  # `datasets` would take a [1] in the name for a pattern
     load = functools.partial(_load_dataset, name, builder, data_files={"train": [pattern]}, **how)
-    return load, [str(file)], [], how.get("sep", ",")
+    return load, {"train": [str(file)]}, [], how.get("sep", ",")
 
 
 def _of_folder(
     name: str, load: Callable[..., Any], options: Mapping[str, Any]
-) -> tuple[Callable[..., Any], list[str], list[str], str]:
-    """`load` for the files of a folder as their names say the splits, the files, those that are not read, and the
-    separator of CSV fields; of a hub id `load` and no files."""
+) -> tuple[Callable[..., Any], dict[str, list[str]], list[str], str]:
+    """`load` for the files of a folder as their names say the splits, the files of each, those that are not read, and
+    the separator of CSV fields; of a hub id `load` and no files."""
     folder = Path(os.path.expanduser(name))
     if not folder.is_dir():
-        return load, [], [], ","
+        return load, {}, [], ","
     known = load(function="load_dataset_builder").config
     files = {str(split): list(paths) for split, paths in (getattr(known, "data_files", None) or {}).items()}
     patterns, unread = None, list[str]()
@@ -293,7 +334,7 @@ def _of_folder(
         if chosen.unread and chosen.train in read and chosen.test in (None, *read):  # the unread may have other columns
             load = functools.partial(load, data_files={split: list(map(glob.escape, read[split])) for split in read})
             files, unread = read, [*chosen.unread, *unread]
-    return load, sorted(set(chain.from_iterable(files.values()))), unread, getattr(known, "sep", ",")
+    return load, {str(split): list(paths) for split, paths in files.items()}, unread, getattr(known, "sep", ",")
 
 
 def _contents(files: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HUB_OPTIONS = {"config": None, "revision": None, "train": None, "test": None}
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-READ = 10  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
+READ = 11  # a part of the keys of tables: raise it when their columns, classes or pictures are read otherwise
 
 
 class TableSource(NamedTuple):

@@ -4,6 +4,7 @@ in doubt. The right numbers of samples are those that were written."""
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -177,6 +178,43 @@ def test_the_card_of_a_data_set_names_its_files(tmp_path):
 
 
 # CSV files ----------------------------------------------------------------------------------------
+def named(names, texts):
+    """Rows whose labels are ids of `names` (none: the texts)."""
+    table = datasets.Dataset.from_dict({"a": [float(i) for i in range(len(texts))], "label": texts})
+    return table.cast_column("label", datasets.ClassLabel(names=names)) if names else table
+
+
+CARD = "---\nconfigs:\n- config_name: default\n  data_files:\n  - {split: train, path: data/train*}\n"
+
+
+@pytest.mark.parametrize("kind", ["saved", "arrow", "card", "shards"])
+def test_each_file_has_its_own_order_of_classes(tmp_path, kind):
+    texts, others = ["cat", "dog", "owl", "dog"], ["owl", "dog", "dog"]
+    train, test = named(["cat", "dog", "owl"], texts), named(["dog", "owl"], others)
+    (tmp_path / "data").mkdir()
+    if kind == "saved":
+        datasets.DatasetDict(train=train, test=test).save_to_disk(tmp_path)
+    elif kind == "arrow":
+        for name, part in (("train", train), ("test", test)):
+            with pa.ipc.new_file(tmp_path / f"{name}.arrow", part.data.schema) as file:
+                file.write_table(part.data.table)
+    else:
+        second = "train-2" if kind == "shards" else "test"
+        train.to_parquet(tmp_path / "data" / "train-1.parquet")
+        test.to_parquet(tmp_path / "data" / f"{second}.parquet")
+        of_test = "" if kind == "shards" else "  - {split: test, path: data/test*}\n"
+        (tmp_path / "README.md").write_text(CARD + of_test + "---\n")
+    dataset = load(tmp_path, leak_check=False, **({"test_fraction": 0.0} if kind == "shards" else {}))
+    read = [[dataset.classes[i] for i in split.y] for split in (dataset.train, dataset.test)]
+    assert read == ([texts + others] * 2 if kind == "shards" else [texts, others])
+
+
+def test_class_names_in_one_split_and_texts_in_the_other(tmp_path):
+    texts = ["cat", "dog"]
+    datasets.DatasetDict(train=named(None, texts), test=named(["dog", "cat"], texts)).save_to_disk(tmp_path)
+    assert "label column 'label' holds string, but names the classes 0..1; write integers" in said(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("rows", "want"),
     [
