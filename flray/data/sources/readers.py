@@ -28,7 +28,7 @@ from flray.data.data_config import DataConfig
 from flray.data.sources.choice import PANDAS_INDEX, choose_columns
 from flray.data.sources.columns import Columns, FeatureTable, class_names, codes, ids_of, labels_of, numbers, unlabelled
 from flray.data.sources.pictures import KINDS, decode, encoded
-from flray.data.sources.split_names import PICTURES, TABLES, choose_splits, has_configs, split_patterns
+from flray.data.sources.split_names import PICTURES, TABLES, check_links, choose_splits, has_configs, split_patterns
 from flray.data.sources.text import labelled, literals, texts_of, token_ids, with_words, words_of
 from flray.data.splits import Split, Splits, Vocabulary, class_list, in_line, listed
 
@@ -319,7 +319,11 @@ def _of_folder(
     folder = Path(os.path.expanduser(name))
     if not folder.is_dir():
         return load, {}, [], ","
-    known = load(function="load_dataset_builder").config
+    try:
+        known = load(function="load_dataset_builder").config
+    except DataError:
+        check_links(folder)
+        raise
     files = {str(split): list(paths) for split, paths in (getattr(known, "data_files", None) or {}).items()}
     patterns, unread = None, list[str]()
     if files and not options["config"]:

@@ -119,6 +119,7 @@ def split_patterns(
     both = len(_by_word(known) or ()) > 1  # named train, and another
     others = lost if certain or (both and not any(map(_split_word, lost))) else []
     lost = [file for file in lost if file not in others]
+    check_links(folder, lost)
     twice = sorted(file for file in known if sum(file in one for one in found.values()) > 1)
     sure = certain or len(found) > 1 or (own is not None and len(own) == 1)
     doubt = None if sure else _doubt(sorted(known))
@@ -145,6 +146,21 @@ def split_patterns(
     raise DataError(
         f"hf:{folder}: {doubt}; put all files into folders train and test (pictures: train/CLASS/picture.png){more}"
     )
+
+
+def check_links(folder: Path, files: Iterable[PurePosixPath] | None = None) -> None:
+    """Raises `DataError` for one of `files` (None: all) that `datasets` leaves out in silence: one in a folder that is
+    a link, and a link to nothing."""
+    place = folder.resolve()
+    for file in sorted(_files(folder, PICTURES | TABLES) if files is None else files):
+        if not (place / file).exists():
+            raise DataError(
+                f"hf:{folder}: {shown(str(file))} is a link to a file that is not there; fetch or remove it"
+            )
+        if (place / file).parent.resolve() != place / file.parent:
+            raise DataError(
+                f"hf:{folder}: {shown(str(file))} would not be read: its folder is a link; copy that folder here"
+            )
 
 
 def _split_word(file: PurePosixPath) -> str | None:

@@ -165,7 +165,19 @@ def test_a_link_to_a_folder_is_not_left_out(tmp_path):
     (tmp_path / "set").mkdir()
     (tmp_path / "train.csv").rename(tmp_path / "set/train.csv")
     (tmp_path / "set/test").symlink_to(tmp_path / "elsewhere")
-    assert "'test/rows.csv' would be in no split, unlike 'train.csv'" in said(tmp_path / "set")
+    assert "'test/rows.csv' would not be read: its folder is a link" in said(tmp_path / "set")
+
+
+@pytest.mark.parametrize("linked", ["train/dog", "train", "both", "train/dog/0.png", "flat"])
+def test_pictures_behind_links_are_not_left_out(tmp_path, linked):
+    folder = pictures(tmp_path / "set", ["train", "test"] if linked != "flat" else [""])
+    for path in {"both": ["train", "test"], "flat": ["dog"]}.get(linked, [linked]):
+        away = tmp_path / "away" / path
+        away.parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).rename(away)
+        (folder / path).symlink_to(tmp_path / "nowhere" if path.endswith(".png") else away)
+    why = "is a link to a file that is not there" if linked.endswith(".png") else "would not be read: its folder"
+    assert why in said(folder)
 
 
 def test_the_card_of_a_data_set_names_its_files(tmp_path):
