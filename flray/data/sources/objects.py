@@ -140,8 +140,9 @@ def named_classes(data: Any, what: str) -> Named:
     """The names of a torch data set's classes; of a subset or a concatenation those of the data sets inside."""
     from torch.utils.data import ChainDataset, ConcatDataset, Subset
 
-    if isinstance(data, Subset) and type(data).__getitem__ is not Subset.__getitem__:
-        return Named((_own_classes(data),))  # a class of the user's, which may give other labels
+    for kind, method in ((Subset, "__getitem__"), (ConcatDataset, "__getitem__"), (ChainDataset, "__iter__")):
+        if isinstance(data, kind) and getattr(type(data), method) is not getattr(kind, method):
+            return Named((_own_classes(data),))  # a class of the user's, which may give other labels
     if isinstance(data, Subset):
         inner = named_classes(data.dataset, what)
         return inner if inner.of is None else inner._replace(of=inner.of[np.asarray(data.indices, np.int64)])

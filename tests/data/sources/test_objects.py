@@ -223,3 +223,34 @@ def test_of_several_labels_beside_arrays_none_is_guessed(names):
     data = with_scans(**{name: [k % 2 for k in range(N)] for name in names})
     with pytest.raises(DataError, match=f"label column is not clear; name one of {', '.join(names)} with label"):
         flray.data.from_hf(data, channels="first")
+
+
+class Unified(ConcatDataset):
+    """Labels of all parts are places in the names of its own."""
+
+    classes = ONE
+
+    def __getitem__(self, number):
+        x, label = super().__getitem__(number)
+        return x, ONE.index(self.datasets[number // N].classes[label])
+
+
+class UnifiedStream(ChainDataset):
+    classes = ONE
+
+    def __iter__(self):
+        return ((x, ONE.index(part.classes[label])) for part in self.datasets for x, label in part)
+
+
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [
+        (Unified([Pictures(ONE), Pictures(TWO)]), [*range(N), *range(N)]),
+        (Subset(Unified([Pictures(TWO), Pictures(ONE)]), [0, N + 1, 2]), [0, 1, 2]),
+        (ConcatDataset([Pictures(TWO), Unified([Pictures(TWO)])]), [*range(N), *range(N)]),
+        (UnifiedStream([Stream(TWO), Stream(ONE)]), [*range(N), *range(N)]),
+    ],
+)
+def test_a_concatenation_of_ones_own_gives_its_own_labels(data, rows):
+    found = loaded(data, Pictures(ONE))
+    assert [found.classes[label] for label in found.train.y] == [TRUE[row] for row in rows]
