@@ -76,7 +76,8 @@ def _torch_parts(data: Any, what: str) -> Iterator[Part]:
             raise DataError(f"{name} is a {type(sample[0]).__name__}, unlike those before it; give one type")
         pictures = hasattr(sample[0], "getbands")
         x = _picture(sample[0], name) if pictures else to_numpy(sample[0], name)
-        kept.append((x, *(to_numpy(value, name) for value in sample[1:])))
+        # copies, because a data set may fill the same memory for each sample
+        kept.append((x.copy(), *(to_numpy(value, name).copy() for value in sample[1:])))
         if len(kept) == PART:
             yield _stacked(kept, what, number, "last" if pictures else None)
             kept = []

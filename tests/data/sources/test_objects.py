@@ -254,3 +254,30 @@ class UnifiedStream(ChainDataset):
 def test_a_concatenation_of_ones_own_gives_its_own_labels(data, rows):
     found = loaded(data, Pictures(ONE))
     assert [found.classes[label] for label in found.train.y] == [TRUE[row] for row in rows]
+
+
+class Reused(Dataset):
+    """Fills the same memory for every sample."""
+
+    x, label = torch.zeros(2), torch.zeros(1, dtype=torch.int64)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        self.x[0], self.label[0] = number, number % 2
+        return self.x, self.label
+
+
+class ReusedStream(IterableDataset):
+    def __iter__(self):
+        x = np.zeros(2, np.float32)
+        for number in range(4):
+            x[0] = number
+            yield x, number % 2
+
+
+@pytest.mark.parametrize("data", [Reused(), ReusedStream()])
+def test_samples_in_memory_that_is_filled_anew(data):
+    found = loaded(data, data)
+    assert found.train.x[:, 0].tolist() == [0, 1, 2, 3] and found.train.y.tolist() == [0, 1, 0, 1]
