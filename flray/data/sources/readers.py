@@ -35,6 +35,7 @@ from flray.data.splits import Split, Splits, Vocabulary, class_list, in_line, li
 # builders of `datasets` that guess the types of a CSV file (of pictures: metadata.csv), and options to read it as it is
 CSV: dict[str | None, dict[str, Any]] = {"csv": {"keep_default_na": False}, "imagefolder": {}}
 PERIOD = "pandas.period"  # the name of an extension type
+WHOLE_FILE = 10**9  # rows of CSV, bytes of JSON
 WHERE = "check the id and the network, or name a folder or a file"
 # builders of `datasets` of a single file, and their options
 FILES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -234,6 +235,10 @@ def _alike(read: Callable[..., Any], files: Sequence[str], separator: str, **opt
         cause = (error.__cause__ and error.__cause__.__cause__) or error.__cause__  # `datasets` wraps the most
         if isinstance(cause, KeyError | CastError | DatasetGenerationCastError):
             check_columns(files, separator)
+        of_csv = any(".csv" in Path(file).name or ".tsv" in Path(file).name for file in files)
+        typed = FRACTION.match(str(cause)) or (of_csv and OTHER_TYPE.match(str(cause)))
+        if typed and "chunksize" not in options:  # `datasets` types a column by the first 10,000 rows, or 10 MB of JSON
+            return _alike(read, files, separator, chunksize=WHOLE_FILE, **options)
         if lost := FRACTION.match(str(cause)):
             check_fractions(files, separator, lost[1])
         if lost := OTHER_TYPE.match(str(cause)):

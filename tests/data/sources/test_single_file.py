@@ -120,3 +120,25 @@ def test_the_home_of_nobody_is_one_line(name, says):
     assert at_hand(config) == (name == "b")  # the hub may have it
     with pytest.raises(DataError, match=facts(says, "~no-such-user")):
         load_dataset(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "late"), [("csv", "1.5"), ("csv", "x"), ("csv", "no"), ("folder", "x"), ("jsonl", "1.5")]
+)
+def test_a_column_of_another_type_after_the_first_rows(tmp_path, kind, late):
+    """Alike after 10,000 rows of CSV and 10 MB of JSON, which is all by which `datasets` types a column."""
+    early = "true" if late == "no" else "1"
+    values = [early] * 12_000 + [late]
+    if kind == "jsonl":
+        rows = [f'{{"a": {value}, "label": {i % 2}, "pad": "{"-" * 1000}"}}' for i, value in enumerate(values)]
+    else:
+        rows = ["a,label,pad", *(f"{value},{i % 2},-" for i, value in enumerate(values))]
+    file = tmp_path / ("rows.csv" if kind == "folder" else f"rows.{kind}")
+    file.write_text("\n".join(rows) + "\n")
+    section = {"input": "a"} if late == "1.5" else {"label": "a", "input": "label"}
+    source = tmp_path if kind == "folder" else file
+    dataset = load_dataset(DataConfig(source=f"hf:{source}", drop=["pad"], test_fraction=0.0, **section))
+    if late == "1.5":
+        assert dataset.train.x[:, 0].tolist() == [1.0] * 12_000 + [1.5]
+    else:
+        assert [dataset.classes[label] for label in dataset.train.y] == values
