@@ -87,6 +87,7 @@ def try_network(
     if not moved:
         trial.check_bound(x)
         trial.check_two_points(x)
+        trial.check_memory(x)
         return _marked(module, constants, trial.features_apart(x)), at_once
     moved = [each for each in moved if each.rpartition(".")[2] not in declared]
     own = [each for each in moved if not is_reached(each)]
@@ -102,6 +103,7 @@ def try_network(
         raise ConfigError(attribute_refusal(type(module).__name__, first, {**before, **after.attributes}[first]))
     trial.check_bound(x)
     trial.check_two_points(x)
+    trial.check_memory(x)
     return _marked(build(), constants, trial.features_apart(x)), at_once
 
 
@@ -271,6 +273,46 @@ class _Trial:
             if _near(plain[place], again[place]):
                 what = f"the gradient of {name} is not that" if name else "its logits are not those"
                 raise ConfigError(f"model {self.name}: {what} of its backward() and forward() by themselves; {BOUND}")
+
+    def check_memory(self, x: Tensor) -> None:
+        """Raises `ConfigError` for logits that change with what lies in the memory of a trained parameter or an
+        averaged buffer, as through a stored `weight.data` or array: training has its values elsewhere."""
+        if not self._own:
+            return
+        self.put_back()
+        memory = {name: p.data for name, p in self.parameters.items() if p.requires_grad}
+        memory |= {b.name: b.tensor.data for b in self.buffers if b.kind in ("average", "direction")}
+        values = {name: tensor.clone() for name, tensor in memory.items()}
+        others = self.seeded(lambda: {name: _perturbed(value).detach() for name, value in values.items()})
+
+        def logits(*changed: str) -> Tensor:
+            self.put_back()
+            try:
+                for name in changed:
+                    memory[name].copy_(others[name])
+                training = self.module.training
+                bound = {n: v.clone().requires_grad_(training and n in self.parameters) for n, v in values.items()}
+                with torch.set_grad_enabled(training):
+                    return self.seeded(lambda: self._called(bound, x.clone())).detach()
+            finally:
+                for name in changed:
+                    memory[name].copy_(values[name])
+
+        def read() -> str | None:
+            right = logits()
+            if torch.equal(right, logits(*memory)) or not torch.equal(right, logits()):  # noise without a seed
+                return None
+            return next((name for name in memory if not torch.equal(right, logits(name))), None)
+
+        for mode in (True, False):
+            with self._passes(mode):
+                name = read()
+            if name is not None:
+                where = "train" if mode else "eval"
+                raise ConfigError(
+                    f"model {self.name}: forward reads {name} in {where} mode past its module (an attribute, a list or "
+                    "an array that was made of it), where training cannot reach it; read it from its module in forward"
+                )
 
     def _check_strides(self, x: Tensor) -> None:
         """Raises `ConfigError` if forward fails with the strides that the parameters have in the flat vector."""

@@ -369,6 +369,57 @@ class Listed(Base):
         return h @ self.list[0]
 
 
+class StoredData(Base):
+    """A decoder of its encoder's weight, which is stored once and normalised in each pass."""
+
+    def extra(self):
+        self.p = nn.Linear(16, 16)
+        self.stored = self.store(self.p.weight.data)
+
+    def store(self, weight):
+        return {"w": [weight.t()[:16]]}
+
+    def middle(self, h):
+        return self.p(h) @ nn.functional.normalize(self.stored["w"][0], dim=0)
+
+
+class StoredArray(StoredData):
+    def store(self, weight):
+        return weight.numpy()
+
+    def middle(self, h):
+        return self.p(h) * float(abs(self.stored).mean())
+
+
+class StoredInAClosure(StoredData):
+    def store(self, weight):
+        return lambda: weight
+
+    def middle(self, h):
+        return self.p(h) @ self.stored()
+
+
+class StoredForTests(StoredData):
+    def middle(self, h):
+        return self.p(h) if self.training else super().middle(h)
+
+
+class StoredMean(Base):
+    def extra(self):
+        self.n = nn.BatchNorm1d(16)
+        self.means = list(self.n.buffers())[:1]
+
+    def middle(self, h):
+        return self.n(h) - 0.1 * self.means[0]
+
+
+class StoredUnread(StoredData):
+    """Stored, and in no forward pass."""
+
+    def middle(self, h):
+        return self.p(h)
+
+
 class MaxNorm(Base):
     def extra(self):
         self.e = nn.Embedding(4, 16, max_norm=0.5)
