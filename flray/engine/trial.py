@@ -36,7 +36,8 @@ LEAST, MOST = 16, 512
 
 BOUND = (
     "training reads the parameters as parts of one vector, and takes gradients of that: leave out hooks and attributes "
-    "of parameters, isinstance(p, nn.Parameter) and .data in forward, and write checkpoint(..., use_reentrant=False)"
+    "of parameters, isinstance(p, nn.Parameter), get_parameter and .data in forward, and write checkpoint(..., "
+    "use_reentrant=False)"
 )
 STRIDES = "flray computes channels-last: write .reshape(...) or .flatten(1) in place of .view(...)"
 
@@ -242,8 +243,13 @@ class _Trial:
         """Raises `ConfigError` for a parameter that is read past its module, where the flat vector cannot reach it."""
         self.put_back()
         others = {n: p.detach().clone().requires_grad_() for n, p in self.parameters.items() if p.requires_grad}
-        with _in_mode(self.module, True):
-            logits = self.seeded(lambda: self._called(others, x))
+        try:
+            with _in_mode(self.module, True):
+                logits = self.seeded(lambda: self._called(others, x))
+        except Exception as error:  # as a module with its own parameters it ran
+            raise ConfigError(
+                f"model {self.name}: {described(error)} with plain tensors as parameters; {BOUND}"
+            ) from None
         found: tuple[Tensor | None, ...] = (None,) * len(self._trained)
         if logits.requires_grad:
             found = torch.autograd.grad(_loss(logits), self._trained, allow_unused=True)
@@ -305,10 +311,15 @@ class _Trial:
             return next((name for name in memory if not torch.equal(right, logits(name))), None)
 
         for mode in (True, False):
-            with self._passes(mode):
-                name = read()
+            where = "train" if mode else "eval"
+            try:
+                with self._passes(mode):
+                    name = read()
+            except Exception as error:  # likewise; in eval mode they have no gradient
+                raise ConfigError(
+                    f"model {self.name}: {described(error)} in {where} mode with plain tensors as parameters; {BOUND}"
+                ) from None
             if name is not None:
-                where = "train" if mode else "eval"
                 raise ConfigError(
                     f"model {self.name}: forward reads {name} in {where} mode past its module (an attribute, a list or "
                     "an array that was made of it), where training cannot reach it; read it from its module in forward"

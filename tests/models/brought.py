@@ -420,6 +420,27 @@ class StoredUnread(StoredData):
         return self.p(h)
 
 
+class WantsParameter(Base):
+    def middle(self, h):
+        return h + self.get_parameter("a.weight").sum()
+
+
+class AssertsParameter(Base):
+    def middle(self, h):
+        assert isinstance(self.a.weight, nn.Parameter), "no parameter"
+        return h
+
+
+class InnerGradient(Base):
+    """A step on its own weight within each pass, as MAML takes one."""
+
+    def middle(self, h):
+        with torch.enable_grad():
+            inner = (h @ self.head.weight.t()).pow(2).mean()
+            (gradient,) = torch.autograd.grad(inner, self.head.weight, create_graph=True)
+        return h - 0.1 * (h @ gradient.t() @ self.head.weight)
+
+
 class MaxNorm(Base):
     def extra(self):
         self.e = nn.Embedding(4, 16, max_norm=0.5)
