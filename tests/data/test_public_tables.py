@@ -93,6 +93,25 @@ def test_frames_in_another_order_are_refused():
         from_arrays(*given)
 
 
+def test_tables_of_pyarrow_are_read_as_frames():
+    train, test = frame(40), frame(20, seed=1)
+    x, y = train.drop(columns="label"), train["label"]
+    of = pyarrow.Table.from_pandas
+    given = from_arrays((of(x), y), (of(test[x.columns]), test["label"]))
+    assert given == from_arrays((x, y), (test[x.columns], test["label"]))
+    with pytest.raises(DataError, match="train has the features age, bmi and test bmi, age"):
+        from_arrays((of(x), y), (of(test[["bmi", "age"]]), test["label"]))
+    with pytest.raises(DataError, match="column 'age' has no value in row 3"):
+        from_arrays((of(x.assign(age=x["age"].where(x.index != 3))), y))
+
+
+@pytest.mark.parametrize("made", [lambda x: x, pyarrow.Table.from_pandas])
+def test_an_integer_beside_floats_that_32_bits_do_not_have_is_refused(made):
+    x = frame(40).drop(columns="label").assign(id=142_456_846 + np.arange(40))
+    with pytest.raises(DataError, match="column 'id' holds integers that 32-bit floats do not have, such as 142456846"):
+        from_arrays((made(x), np.arange(40) % 2))
+
+
 @pytest.mark.parametrize(("key", "value"), [("standardize", True), ("pca", 1)])
 def test_public_features_have_the_private_fit(root, key, value):
     """Standardised: (x - mean) / std of the private train split; of PCA: the private component, up to no sign."""

@@ -49,11 +49,11 @@ def from_arrays(
     `train` and `test` are (x, y) or (x, y, client): NumPy arrays (memory-mapped ones are not read into memory) or torch
     tensors. x: images [n, C, H, W] (`channels="last"`: [n, H, W, C]; grey: [n, H, W]), uint8 of 0..255, or floats and
     integers of 16 bits on any scale; or features [n, d]. `channels="first"` says a layout that the shape leaves open,
-    as of [n, 3, 28, 3]. A DataFrame of pandas is features, if all columns are numbers. y: integers [n]; ids with gaps,
-    or from 1, are numbered from 0 in their order. y may be texts [n]: the classes are the sorted texts of both splits,
-    or `classes` in their order, and both splits are numbered by name. client: integers [n] for the partition `natural`.
-    `classes`: the names of the integers. Raises `DataError` for other shapes and types, for an open layout, and for NaN
-    and infinities.
+    as of [n, 3, 28, 3]. A table of pandas or pyarrow is features, if all columns are numbers. y: integers [n]; ids with
+    gaps, or from 1, are numbered from 0 in their order. y may be texts [n]: the classes are the sorted texts of both
+    splits, or `classes` in their order, and both splits are numbered by name. client: integers [n] for the partition
+    `natural`. `classes`: the names of the integers. Raises `DataError` for other shapes and types, for an open layout,
+    and for NaN and infinities.
     """
     pairs = {"train": train} | ({} if test is None else {"test": test})
     parts = {}
@@ -450,10 +450,14 @@ def check_one_type(values: Any, what: str) -> None:
 
 
 def numbers_of_frame(values: Any, what: str) -> Any:
-    """The numbers [n, d] of a DataFrame of pandas, whose columns are numbers or truth values; other values as they are.
+    """The numbers [n, d] of a table of pandas or pyarrow, whose columns are numbers or truth values; other
+    values as they are.
 
-    Raises `DataError`, which names the column, for columns of other types and for missing values.
+    Raises `DataError`, which names the column, for columns of other types, for missing values, and for integers that
+    32-bit floats do not have: beside floats NumPy makes 64-bit floats of them.
     """
+    if hasattr(values, "to_pandas") and hasattr(values, "columns"):
+        values = values.to_pandas()
     if not hasattr(values, "iloc") or values.ndim != 2:
         return values
     for place, (name, kind) in enumerate(zip(values.columns, values.dtypes, strict=True)):
@@ -467,6 +471,13 @@ def numbers_of_frame(values: Any, what: str) -> Any:
             raise DataError(
                 f"{what}: column {shown(name)} has no value in row {missing[0]} ({len(missing)} such rows); fill or "
                 "remove them"
+            )
+        column = values.iloc[:, [place]].to_numpy()
+        lost = lossy(column, column.astype(np.float32)) if kind.kind in "iu" else None
+        if lost is not None:
+            raise DataError(
+                f"{what}: column {shown(name)} holds {lost[2]}, such as {column[lost[0], 0]}; subtract the least one "
+                "first, or leave the feature out"
             )
     array = values.to_numpy()
     return array if array.dtype.kind != "O" else values.astype("float64").to_numpy()  # truth values beside numbers
@@ -489,11 +500,12 @@ def check_same_rows(one: tuple[str, Any], two: tuple[str, Any], what: str) -> No
 
 
 def check_same_columns(train: Any, test: Any, what: str) -> None:
-    """Raises `DataError` for two frames of pandas whose columns have other names, or another order.
+    """Raises `DataError` for two tables of pandas or pyarrow whose columns have other names, or another order.
 
     The names 0, 1, 2, ... are those of a frame without names: beside other ones they are places, as of an array.
     """
-    first, second = (list(getattr(each, "columns", ())) if hasattr(each, "iloc") else [] for each in (train, test))
+    frames = (each if hasattr(each, "iloc") or hasattr(each, "to_pandas") else None for each in (train, test))
+    first, second = (list(getattr(each, "column_names", getattr(each, "columns", ()))) for each in frames)
     unnamed = any(names == list(range(len(names))) for names in (first, second))
     if not unnamed or set(first) == set(second):
         check_features(what, list(map(str, first)), "train", list(map(str, second)), "test")
