@@ -162,7 +162,7 @@ def npy_folder(config: DataConfig, files: dict[str, Path]) -> Splits:
         raise DataError(f"data.options.channels: {shown(channels)} is not first or last")
     lines = folder / "classes.txt"
     try:
-        classes = lines.read_text(encoding="utf-8-sig").rstrip().splitlines() if lines.is_file() else None
+        classes = lines.read_text(encoding="utf-8-sig").rstrip().split("\n") if lines.is_file() else None
     except UnicodeDecodeError as error:
         raise DataError(f"{lines} is not UTF-8 ({error.reason}); write a name a line in UTF-8") from error
     contents = file_digest(list(files.values()))
@@ -397,14 +397,14 @@ def label_values(values: Array, what: str, first: int) -> Array:
 
     Raises `DataError` for other types, for missing labels and for blank texts.
     """
-    if values.dtype.kind == "O":
+    if values.dtype.kind in "OT":  # T: NumPy's texts of any length
         wrong = next((row for row, value in enumerate(values) if not isinstance(value, str)), None)
         if wrong is not None:
             raise DataError(
                 f"{what}s are objects, and that of sample {first + wrong} is {shown(values[wrong])}, not a text; give "
                 "integers or texts, one for a sample"
             )
-        values = values.astype(str)
+        values = values.astype(object).astype(str)
     if values.dtype.kind != "U":
         return integers(values, what, first)
     blank = np.flatnonzero(np.char.strip(values) == "")

@@ -79,7 +79,7 @@ def _leaf(config: DataConfig, vocabulary: Vocabulary | None) -> Splits:
     paths = [path for split in sorted(files) for path in files[split]]
     tokens = own.fingerprint if own is not None else config.tokenizer
     text = [tokens, config.max_length] if tokens else []
-    key = digest("leaf 3", config.source, file_digest(paths), [len(files[split]) for split in sorted(files)], *text)
+    key = digest("leaf 4", config.source, file_digest(paths), [len(files[split]) for split in sorted(files)], *text)
     where = str(files["train"][0].parent.parent)
     return cached(key, lambda: _splits(config, files, where, own), where)
 
@@ -130,7 +130,7 @@ def _table(source: str, paths: Sequence[Path]) -> FeatureTable:
         before = len(y)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            for name in content["users"]:
+            for name in dict.fromkeys(content["users"]):
                 own = content["user_data"][name]
                 if not isinstance(own["x"], list) or not isinstance(own["y"], list):
                     raise TypeError(f"x and y of user {name} are not lists")

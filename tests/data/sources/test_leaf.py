@@ -46,6 +46,15 @@ def test_femnist_is_images_of_writers(root):
         assert dataset.train.y[rows].tolist() == [61] + [5] * (2 + writer)
 
 
+def test_a_user_who_is_listed_twice_has_each_sample_once(root):
+    for split in ("train", "test"):
+        write(root / "femnist" / split, {"ann": ((pixels(3) / 255).tolist(), [0, 1, 2])})
+        for path in (root / "femnist" / split).glob("*_0.json"):
+            path.write_text(path.read_text().replace('"users": ["ann"]', '"users": ["ann", "ann"]'))
+    dataset = load_dataset(DataConfig(source="femnist"))
+    assert dataset.train.y.tolist() == dataset.test.y.tolist() == [0, 1, 2]
+
+
 def test_femnist_has_leafs_62_classes_whichever_characters_occur(root):
     """LEAF's `relabel_class`: digits are 0 to 9, A to Z 10 to 35, a to z 36 to 61."""
     labels = {"5": 5, "A": 10, "z": 61}

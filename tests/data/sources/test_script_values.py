@@ -80,6 +80,11 @@ def test_a_text_that_the_list_of_its_data_set_lacks_is_refused(monkeypatch):
         flray.data.from_torch(WithNames(list(range(8))), WithNames(TEST))
 
 
+def test_texts_of_any_length():
+    texts = np.array(TEXTS, dtype=np.dtypes.StringDType())
+    assert flray.data.from_arrays((X, texts)) == flray.data.from_arrays((X, TEXTS))
+
+
 def test_texts_in_a_folder_of_arrays(tmp_path, monkeypatch):
     dataset = loaded(of_files(tmp_path, monkeypatch))
     assert dataset.classes == ("cat", "dog", "fox") and dataset.test.y.tolist() == [2, 2, 1]
