@@ -114,6 +114,7 @@ def split_patterns(
     place = folder.resolve()
     found = {split: {PurePosixPath(os.path.relpath(file, place)) for file in files} for split, files in read.items()}
     known = set().union(*found.values())
+    _check_metadata(folder, known)
     files = _files(folder, {file.suffix.casefold() for file in known})
     own, lost = _by_word(files), sorted(files - known)
     both = len(_by_word(known) or ()) > 1  # named train, and another
@@ -161,6 +162,18 @@ def check_links(folder: Path, files: Iterable[PurePosixPath] | None = None) -> N
             raise DataError(
                 f"hf:{folder}: {shown(str(file))} would not be read: its folder is a link; copy that folder here"
             )
+
+
+def _check_metadata(folder: Path, files: Iterable[PurePosixPath]) -> None:
+    """Raises `DataError` for a table of metadata above the folders of the splits, whose pictures get no row of it."""
+    pictures = (file for file in files if file.suffix.casefold() in PICTURES)
+    if any(kind_of(part) for file in pictures for part in file.parts[:1]):
+        for table in sorted(folder.glob("metadata.*")):
+            if table.suffix in TABLES:
+                raise DataError(
+                    f"hf:{folder}: {table.name} above the folders of the splits is not read; write its rows into "
+                    f"train/{table.name} and test/{table.name}, or remove it"
+                )
 
 
 def _split_word(file: PurePosixPath) -> str | None:

@@ -136,6 +136,14 @@ def test_pictures_of_patients_whose_classes_are_in_a_table(tmp_path):
     assert load(tmp_path, test_fraction=0).train.y.tolist() == [0, 1, 0] * 4
 
 
+@pytest.mark.parametrize("classes", [["a", "b"], [""]])
+def test_a_table_of_metadata_above_the_splits(tmp_path, classes):
+    pictures(tmp_path, ["train", "test"], classes=classes)
+    rows = [str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/**/*.png")]
+    pd.DataFrame({"file_name": rows, "label": "x"}).to_csv(tmp_path / "metadata.csv", index=False)
+    assert "metadata.csv above the folders of the splits is not read; write its rows into train/" in said(tmp_path)
+
+
 def test_pictures_whose_own_names_have_the_word_of_a_split(tmp_path):
     pictures(tmp_path, ["."])
     (tmp_path / "cat/0.png").rename(tmp_path / "cat/train_0.png")
