@@ -41,7 +41,7 @@ from flray.core.schema.errors import CheckpointError, ResourceError
 from flray.engine.progress import stage
 from flray.engine.ray import leases
 from flray.engine.ray.capacity import cpus_needed, in_parts
-from flray.engine.ray.cluster import connect, started
+from flray.engine.ray.cluster import connect, own_handlers, started
 from flray.engine.ray.versions import CHANGED, fall_back
 from flray.log import LOGGER
 from flray.tuning.display import Display
@@ -227,7 +227,7 @@ def drive(
     halts = isinstance(scheduler, HyperBandScheduler | PopulationBasedTraining)
     try:
         pending = count if isinstance(scheduler, HyperBandScheduler) else placement.at_once
-        with _turn(folder), _as_it_is(), _pending(pending), _without_words():
+        with _turn(folder), own_handlers(), _own_draws(), _as_it_is(), _pending(pending), _without_words():
             Tuner(
                 tune.with_resources(Trial, placement.group),
                 tune_config=TuneConfig(
@@ -281,6 +281,17 @@ def _without_words() -> Iterator[None]:
     finally:
         for logger, level in before.items():
             logger.setLevel(level)
+
+
+def _own_draws() -> contextlib.AbstractContextManager[None]:
+    """No draw of Ray Tune moves the generator of this process, from which a user draws, or a run of another thread."""
+    try:
+        from flray.engine.ray.private.tune import own_draws
+
+        return own_draws()
+    except CHANGED as error:
+        fall_back("a generator of Ray Tune's own", "Ray Tune draws from Python's", error)
+        return contextlib.nullcontext()
 
 
 def _as_it_is() -> contextlib.AbstractContextManager[None]:

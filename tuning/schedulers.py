@@ -284,6 +284,7 @@ def _population_based(sweep: Sweep, studies: Studies, interval: int, name: str, 
 
     return SearchedPopulation(
         adapt,
+        sweep.seed,
         time_attr="round",
         metric=name,
         mode=mode,

@@ -69,15 +69,18 @@ def bar(done: int, total: int, text: str) -> str:
 
 def terminal_bar(label: str, total: int, done: int, left: bool = True) -> tuple[Any, Any]:
     """(rich's bar on stderr, which has begun; its task, with a field `facts`); `left`: with the time that is left."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress as Bar,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from flray.core.protocol.seeding import preserved
+
+    with preserved():  # rich draws from Python's generator as it is imported
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress as Bar,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
     bar = Bar(
         TextColumn("{task.description}", style="bold", markup=False), BarColumn(), MofNCompleteColumn(),

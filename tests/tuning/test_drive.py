@@ -3,8 +3,11 @@ reserved."""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
+import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +207,27 @@ def test_trials_run_and_ray_tune_leaves_nothing_behind(
         ["drive", "trial 0", "finished"],
         ["drive", "trial 1", "finished"],
     ]
+
+
+@pytest.mark.slow
+def test_signals_and_draws_of_the_process_are_its_own_again(ray_cluster: Any, tmp_path: Path) -> None:
+    """Ray Tune sets handlers of both signals, and shuffles with Python's generator. `signal` does not know the handler
+    of `faulthandler`."""
+    cell, seen = experiment(rounds=1), list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        with (tmp_path / "traceback").open("w") as file:
+            faulthandler.register(signal.SIGUSR1, file)
+            random.seed(5)
+            jobs = [Job.of("0", tmp_path / "0", cell, (), ((1, 1),))]
+            drive(tmp_path, Cells(jobs), FIFOScheduler(), place(cell, 1), 1, lambda: False, Show("", 1, 0, {}, False))
+            assert random.random() == random.Random(5).random()
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        faulthandler.unregister(signal.SIGUSR1)
+    assert seen == [signal.SIGINT] and "most recent call first" in (tmp_path / "traceback").read_text()
 
 
 @pytest.mark.slow

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -442,3 +443,23 @@ def left() -> None:
         if signal.getsignal(signal.SIGTERM) is _sigterm["set"]:
             signal.signal(signal.SIGTERM, _sigterm["before"] or signal.SIG_DFL)
         _sigterm.clear()
+
+
+@contextlib.contextmanager
+def own_handlers() -> Iterator[None]:
+    """A block in which Ray Tune or Ray Train runs. Each leaves handlers of its own for SIGINT and SIGUSR1; after the
+    block they are the caller's again."""
+    kept: list[tuple[int, Any, Any]] = []
+    system = ctypes.CDLL(None)
+    if threading.current_thread() is threading.main_thread():  # elsewhere they set none
+        for number in (signal.SIGINT, signal.SIGUSR1):
+            action = ctypes.create_string_buffer(1024)  # no system has a larger `struct sigaction`
+            system.sigaction(number, None, action)
+            kept.append((number, signal.getsignal(number), action))
+    try:
+        yield
+    finally:
+        for number, handler, action in kept:
+            if handler is not None:
+                signal.signal(number, handler)
+            system.sigaction(number, action, None)  # `signal` does not know a handler of `faulthandler`

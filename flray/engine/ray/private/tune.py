@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ray.air.execution._internal import actor_manager, event_manager
 from ray.tune.execution import class_cache
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.schedulers.pbt import _PBTTrialState
+
+from flray.core.protocol.generators import process_wide
 
 
 def no_environment() -> AbstractContextManager[None]:
@@ -31,21 +35,46 @@ def no_environment() -> AbstractContextManager[None]:
     return changed()
 
 
+def own_draws() -> AbstractContextManager[None]:
+    """Ray Tune shuffles what it waits for: in this block by a generator of its own, not by this process's one.
+
+    Raises `AttributeError` at once where this Ray does it elsewhere.
+    """
+    before = [(module, module.random) for module in (actor_manager, event_manager)]
+
+    @contextlib.contextmanager
+    def changed() -> Iterator[None]:
+        for module, _ in before:
+            module.random = random.Random()
+        try:
+            yield
+        finally:
+            for module, generator in before:
+                module.random = generator
+
+    return changed()
+
+
 class SearchedPopulation(PopulationBasedTraining):
     """Population-based training of trials that a searcher has given their numbers.
 
     `adapt(trial, config)` is the trial's configuration after it copied a better trial's, whose changed one is `config`.
+    What is drawn for a trial at a round is addressed by them and the `seed`.
     """
 
     _explored = PopulationBasedTraining._get_new_config  # raises AttributeError where this Ray Tune has no such method
 
-    def __init__(self, adapt: Callable[[Trial, dict[str, Any]], dict[str, Any]], **options: Any) -> None:
+    def __init__(self, adapt: Callable[[Trial, dict[str, Any]], dict[str, Any]], seed: int, **options: Any) -> None:
         super().__init__(**options)
-        self._adapt = adapt
+        self._adapt, self._seed = adapt, seed
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """Ray Tune's own refuses trials of a searcher, because it would draw the numbers itself; these bring theirs."""
         self._trial_state[trial] = _PBTTrialState(trial)
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        with process_wide(self._seed, "pbt", trial.config["key"], int(result.get("round", 0))):
+            return str(super().on_trial_result(tune_controller, trial, result))
 
     def _get_new_config(self, trial: Trial, trial_to_clone: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
         config, changes = self._explored(trial, trial_to_clone)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from flray.core.schema.errors import ClientError, FlrayError, ServerLostError, d
 from flray.engine.learner import Gather, Learner
 from flray.engine.ray import Actor, Ref
 from flray.engine.ray.actors import Recipe, ServerActor, prepare
-from flray.engine.ray.cluster import ray
+from flray.engine.ray.cluster import own_handlers, ray
 from flray.engine.ray.placement import scheduling_strategies
 from flray.engine.ray.pool import CHECK_S, LOST, ActorPool, call_name
 from flray.engine.runtime import Runtime
@@ -215,9 +214,9 @@ def fit(loop: dict[str, Any], workers: int, share: dict[str, float]) -> str | No
 
     # before Ray 2.55 Ray Train has no such setting, and its log says more
     quiet = {"logging_config": train.LoggingConfig(log_level="ERROR")} if hasattr(train, "LoggingConfig") else {}
-    before = signal.getsignal(signal.SIGINT)
     needs = {"CPU": max(share["num_cpus"], 0.01), "GPU": share["num_gpus"]}  # a bundle that takes nothing is none
-    with tempfile.TemporaryDirectory(prefix="flray-train-") as scratch:  # the run folder has its own checkpoints
+    # this process has other tasks to come; the run folder has its own checkpoints
+    with own_handlers(), tempfile.TemporaryDirectory(prefix="flray-train-") as scratch:
         trainer = TorchTrainer(
             learn,
             train_loop_config=loop,
@@ -234,8 +233,6 @@ def fit(loop: dict[str, Any], workers: int, share: dict[str, float]) -> str | No
             trainer.fit()
         except (Exception, SystemExit) as error:  # SystemExit: Ray Train's own way to end when it is cancelled
             return described(error)[:300]
-        finally:
-            signal.signal(signal.SIGINT, before)  # this process has other tasks to come
     return None
 
 
