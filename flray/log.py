@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator, Mapping
 from typing import IO, cast
 
 from flray.core.schema.errors import printable
@@ -45,6 +47,19 @@ def in_notebook() -> bool:
 def set_level(quiet: bool, verbose: bool) -> None:
     """Quiet: warnings and errors alone. Verbose: also the seconds of each stage, and the traceback of an error."""
     LOGGER.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
+
+
+@contextlib.contextmanager
+def quieter(least: Mapping[str, int]) -> Iterator[None]:
+    """A block in which these loggers of a library say nothing below a level; one that the user has set higher stays."""
+    before = {logger: logger.level for logger in map(logging.getLogger, least)}
+    try:
+        for logger in before:  # the user may have set that of one above it, perhaps of "ray"
+            logger.setLevel(max(least[logger.name], logger.getEffectiveLevel()))
+        yield
+    finally:
+        for logger, level in before.items():
+            logger.setLevel(level)
 
 
 if not LOGGER.handlers:

@@ -43,16 +43,19 @@ from flray.engine.ray import leases
 from flray.engine.ray.capacity import cpus_needed, in_parts
 from flray.engine.ray.cluster import connect, own_handlers, started
 from flray.engine.ray.versions import CHANGED, fall_back
-from flray.log import LOGGER
+from flray.log import LOGGER, quieter
 from flray.tuning.display import Display
 from flray.tuning.trainable import Job, Trial
-
-# a traceback where Ray Tune's own state finds no room
-logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)
 
 WAIT_S = 30.0  # a trial starts within seconds where its share of the cluster is free
 LOST = 3  # restarts of a trial after its processes were lost
 SCRATCH = ".flray-tune"  # Ray Tune's own folder; no run has this name
+# of Ray Tune about its own folder: where it is, that it holds no results, and a traceback where it finds no room
+WORDS = {
+    "ray.tune.tune": logging.WARNING,
+    "ray.tune.analysis.experiment_analysis": logging.ERROR,
+    "ray.tune.execution.experiment_state": logging.CRITICAL,
+}
 _driving = threading.Lock()
 NOTHING = {"memory": float(2**20)}  # a bundle that takes no CPU and no GPU must take something
 
@@ -227,7 +230,7 @@ def drive(
     halts = isinstance(scheduler, HyperBandScheduler | PopulationBasedTraining)
     try:
         pending = count if isinstance(scheduler, HyperBandScheduler) else placement.at_once
-        with _turn(folder), own_handlers(), _own_draws(), _as_it_is(), _pending(pending), _without_words():
+        with _turn(folder), own_handlers(), _own_draws(), _as_it_is(), _pending(pending), quieter(WORDS):
             Tuner(
                 tune.with_resources(Trial, placement.group),
                 tune_config=TuneConfig(
@@ -267,20 +270,6 @@ def _turn(folder: Path) -> Iterator[None]:
         yield
     finally:
         _driving.release()
-
-
-@contextlib.contextmanager
-def _without_words() -> Iterator[None]:
-    """A block in which Ray Tune says nothing of its own folder: where it is, and that it holds no results."""
-    least = {"ray.tune.tune": logging.WARNING, "ray.tune.analysis.experiment_analysis": logging.ERROR}
-    before = {logger: logger.level for logger in map(logging.getLogger, least)}
-    try:
-        for logger in before:  # the user may have set a higher one, perhaps of "ray"
-            logger.setLevel(max(least[logger.name], logger.getEffectiveLevel()))
-        yield
-    finally:
-        for logger, level in before.items():
-            logger.setLevel(level)
 
 
 def _own_draws() -> contextlib.AbstractContextManager[None]:

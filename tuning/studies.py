@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import random
 import re
@@ -30,7 +31,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from flray.core.protocol.seeding import torch_seed
 from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError, message_of
-from flray.log import LOGGER
+from flray.log import LOGGER, quieter
 from flray.rundir.folder import to_resume_sweep
 from flray.rundir.lock import Owner, holder
 from flray.tuning.beginning import ATTRIBUTE, Beginning, read_beginning
@@ -49,8 +50,6 @@ DRIVER = "flray.driver"  # user attribute of a study in a database: who writes t
 WAIT_S = 3.0  # for the record of a study that another process has just made
 POLL_S = 0.1
 NEVER = "never started"  # the status of a trial that the driver was killed in the middle of asking for
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def open_storage(url: str | None, folder: Path) -> BaseStorage:
@@ -465,7 +464,8 @@ def create(storage: BaseStorage, names: Collection[str], directions: Sequence[St
     made: list[Study] = []
     try:
         for name in sorted(names):
-            made.append(optuna.create_study(study_name=name, storage=storage, directions=directions))
+            with quieter({"optuna": logging.WARNING}):
+                made.append(optuna.create_study(study_name=name, storage=storage, directions=directions))
     except Exception:
         for study in made:
             with contextlib.suppress(Exception):

@@ -3,6 +3,7 @@ importance of its parameters, and the objective over each of them."""
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import numpy as np
 
 from flray.algorithms import as_written
 from flray.core.schema.errors import CheckpointError, described
+from flray.log import quieter
 from flray.metrics.names import LAST
 from flray.results.colours import colours_of, markers_of
 from flray.results.figures import at_whole_numbers, axis_label, few_log_ticks, figure_of, grid_of, one_axis, save
@@ -209,7 +211,8 @@ def _parts(sweep: Opened) -> dict[str, Study]:
             {str(t.params["algorithm"]) for t in trials if "algorithm" in t.params and t.state == TrialState.COMPLETE}
         )
         for algorithm in algorithms or [name]:
-            copy = optuna.create_study(directions=study.directions)
+            with quieter({"optuna": logging.WARNING}):
+                copy = optuna.create_study(directions=study.directions)
             # Optuna refuses a value outside of its range; one that was enqueued has no folder
             sound = [t for t in trials if t.state == TrialState.COMPLETE or "folder" in t.user_attrs]
             copy.add_trials([t for t in sound if not algorithms or t.params.get("algorithm") == algorithm])

@@ -18,9 +18,10 @@ from flray.config.experiment import Experiment
 from flray.config.loader import load_config
 from flray.core.schema.errors import ResourceError
 from flray.core.schema.plain import read
+from flray.log import quieter
 from flray.rundir.reader import Run
 from flray.tuning import drive as module
-from flray.tuning.drive import NOTHING, Cells, Show, _fit, _without_words, drive, place
+from flray.tuning.drive import NOTHING, WORDS, Cells, Show, _fit, drive, place
 from flray.tuning.trainable import Job
 from tests.support.iris_sweep import EXPERIMENT
 from tests.support.messages import assert_says, mistakes
@@ -165,13 +166,13 @@ def test_a_higher_level_of_the_users_own_stays(monkeypatch: pytest.MonkeyPatch, 
     """Of the logger itself, or of one above it. Without one there are warnings alone."""
     logger = logging.getLogger("ray.tune.tune")
     monkeypatch.setattr(logging.getLogger("ray"), "level", logging.INFO)
-    with _without_words():
+    with quieter(WORDS):
         assert logger.getEffectiveLevel() == logging.WARNING
     own = logging.getLogger(name)
     before = own.level
     try:
         own.setLevel(logging.CRITICAL)
-        with _without_words():
+        with quieter(WORDS):
             assert logger.getEffectiveLevel() == logging.CRITICAL
         assert own.level == logging.CRITICAL and logger.level == (own.level if own is logger else logging.NOTSET)
     finally:

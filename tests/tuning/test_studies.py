@@ -4,7 +4,10 @@ the storage."""
 from __future__ import annotations
 
 import itertools
+import logging
 import sqlite3
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,29 @@ def work(studies: Studies, trials: int, sign: int = 1) -> list[dict[str, Any]]:
         studies.tell(key, ended(sign * value(overrides)))
         found.append(overrides)
     return found
+
+
+def test_the_loggers_of_libraries_stay_the_users(tmp_path: Path) -> None:
+    """Optuna says at its own level INFO that there is a new study. A process that imports flray changes no level."""
+    said, logger = list[logging.LogRecord](), logging.getLogger("optuna")
+    handler, before = logging.Handler(), logger.level
+    handler.emit = said.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        logger.setLevel(logging.INFO)
+        studies_of(tmp_path)
+        assert said == [] and logger.level == logging.INFO
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    code = (
+        "import logging, optuna, ray.tune; of = logging.root.manager.loggerDict; "
+        "levels = lambda: {name: getattr(each, 'level', 0) for name, each in of.items() if 'flray' not in name}; "
+        "before = levels(); import flray.tuning.sweep; after = levels(); "
+        "print({name for name in before if after[name] != before[name]})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'ray.widgets.util'}\n"  # on the page of the environment
 
 
 # suggestions -------------------------------------------------------------------------------------

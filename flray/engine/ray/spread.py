@@ -14,6 +14,7 @@ from flray.engine.ray import leases
 from flray.engine.ray.capacity import count_fitting, node_resources
 from flray.engine.ray.cluster import connect, ray
 from flray.engine.threads import cores
+from flray.log import quieter
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -53,7 +54,6 @@ def spread(
     from ray.data import ActorPoolStrategy, DataContext
 
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it warns of how Ray Data makes its actors
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
     wanted = 1 if actors == "auto" else actors
     connect(address, max(cores(), math.ceil(wanted * num_cpus)), insecure=insecure)
     leases.alone("spreading work over the cluster")  # idle actors of a run before would hold CPUs that it waits for
@@ -75,8 +75,9 @@ def spread(
         num_cpus=num_cpus,
         num_gpus=num_gpus,
     )
-    for row in results.iter_rows():
-        result = pickle.loads(row["result"])
-        if isinstance(result, FlrayError):
-            raise result
-        yield items[row["index"]], result
+    with quieter({"ray.data": logging.ERROR}):
+        for row in results.iter_rows():
+            result = pickle.loads(row["result"])
+            if isinstance(result, FlrayError):
+                raise result
+            yield items[row["index"]], result
