@@ -19,6 +19,7 @@ from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler, TrialSchedule
 
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.engine.ray.versions import CHANGED, LAST_TESTED
+from flray.engine.this_process import compute
 from flray.files import write_text
 from flray.tuning.config import SchedulerConfig, Sweep
 from flray.tuning.studies import FACTS, Studies
@@ -227,7 +228,8 @@ class Pruner(FIFOScheduler):
                 self._studies.report(key, result)
         study_trial = self._studies.trial(key)
         frozen = study_trial.storage.get_trial(study_trial._trial_id)
-        return str(TrialScheduler.STOP if self._pruner.prune(study_trial.study, frozen) else TrialScheduler.CONTINUE)
+        prunes = compute(None, lambda: self._pruner.prune(study_trial.study, frozen))
+        return str(TrialScheduler.STOP if prunes else TrialScheduler.CONTINUE)
 
 
 def make_pruner(rule: SchedulerConfig) -> optuna.pruners.BasePruner:

@@ -14,6 +14,7 @@ import os
 import random
 import re
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from flray.core.protocol.seeding import torch_seed
-from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError, message_of
+from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError, described, message_of
+from flray.engine.this_process import compute
 from flray.log import LOGGER, quieter
 from flray.rundir.folder import to_resume_sweep
 from flray.rundir.lock import Owner, holder
@@ -93,8 +95,18 @@ def _one_line(url: str | None, folder: Path) -> Iterator[None]:
     except FlrayError:
         raise
     except Exception as error:  # whatever the database's own driver raises
+        if _of_sampler(error):
+            raise FlrayError(f"sampler: it failed ({described(error)}); choose another, such as tpe") from error
         hint = f"; free some space and run: {to_resume_sweep(folder)}" if disk_full(error) else ""
         raise CheckpointError(f"study: {place_of(url, folder)} cannot be used: {_reason(error)}{hint}") from error
+
+
+def _of_sampler(error: BaseException) -> bool:
+    """Whether a sampler of Optuna raised it, and not the storage that it reads."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(name.startswith("optuna.samplers") for name in modules) and not any(
+        name.startswith("optuna.storages") for name in modules
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -314,7 +326,7 @@ class Studies:
         seed = torch_seed(self.sweep.seed, "sweep", study.study_name, len(self.counted(group))) % 2**32
         sequence = torch_seed(self.sweep.seed, "sweep", study.study_name) % 2**32
         study.sampler = make_sampler(self.sweep.sampler, seed, sequence)
-        trial = study.ask()
+        trial = compute(None, study.ask)  # the sampler "gp" takes gradients
         enqueued = trial.storage.get_trial(trial._trial_id).system_attrs.get("fixed_params", {})
         try:
             self.sweep.search_space.check_enqueued(enqueued, group)
@@ -323,7 +335,7 @@ class Studies:
             trial.set_user_attr("status", f"failed: {error}")
             study.tell(trial, state=TrialState.FAIL)
             return None
-        self.sweep.search_space.suggest(trial, group)
+        compute(None, lambda: self.sweep.search_space.suggest(trial, group))
         trial.set_user_attr("folder", f"trials/{self.key(group, trial.number).replace('/', '-')}")
         return trial
 

@@ -12,12 +12,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
+import torch
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from flray.core.schema.errors import CheckpointError
+from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.tuning.studies import JOURNAL, NEVER, Studies, open_storage
 from flray.tuning.sweep import StudySearcher
 from flray.tuning.trials import trials_table
@@ -72,6 +74,26 @@ def test_the_loggers_of_libraries_stay_the_users(tmp_path: Path) -> None:
 
 
 # suggestions -------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode, lambda: np.errstate(all="raise")])
+def test_the_block_around_a_sweep_changes_no_suggestion(tmp_path: Path, block: Any) -> None:
+    """The sampler "gp" fits its model by gradients; underflow is no error there."""
+    plain = work(studies_of(tmp_path / "plain", sampler="gp", trials=13), 13)
+    with block():
+        assert work(studies_of(tmp_path / "in", sampler="gp", trials=13), 13) == plain
+
+
+def test_an_error_of_the_sampler_does_not_blame_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError("no model fits")
+
+    studies = studies_of(tmp_path, sampler="tpe")
+    monkeypatch.setattr("optuna.samplers._random._SearchSpaceTransform", fail)
+    with pytest.raises(FlrayError, match=r"^sampler: it failed \(ValueError: no model fits\)") as error:
+        studies.next()
+    assert not isinstance(error.value, CheckpointError)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", STARTUP)
 def test_suggestions_are_those_of_an_uninterrupted_sweep(tmp_path: Path, sampler: str) -> None:
