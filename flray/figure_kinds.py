@@ -32,7 +32,12 @@ def check_kind(kind: str, options: Iterable[str] = ()) -> None:
 
 
 def unknown_kind(kind: str, known: Iterable[str]) -> ConfigError:
-    """The error for a figure that does not exist, with the nearest one; two figures show forgetting."""
+    """The error for a figure that does not exist, with the nearest one; two figures show forgetting, and a sweep has
+    several of its own."""
+    if kind == "sweep":
+        return ConfigError(
+            "figure sweep: a sweep has several: see FOLDER/figures; `flray figure sweep FOLDER` draws them again"
+        )
     if kind == "forgetting":
         return ConfigError("unknown figure 'forgetting': take tasks (after each task) or local_forgetting (in a round)")
     return unknown("figure", kind, known)

@@ -140,6 +140,7 @@ class Called:
 
 BAD = {
     "no such figure": (lambda runs: flray.figure("curve", runs), "did you mean 'curves'?"),
+    "the figures of a sweep": (lambda runs: flray.figure("sweep", runs), "`flray figure sweep FOLDER`"),
     "an option of another figure": (lambda runs: flray.figure("curves", runs, mode="a"), "its options are metric, x"),
     "a style of no file": (lambda runs: flray.figure("curves", runs, style="paper"), "give out, too"),
     "no such runs": (lambda runs: flray.report(["nowhere"]), "nowhere"),
