@@ -341,6 +341,8 @@ def _init(where: str, **options: Any) -> None:  # Any: options of `ray.init`
         raise refused(where, error) from error
     except Exception as error:  # a bare one if a node does not come up in time
         hint = "; install the cluster's versions" if "Version mismatch" in str(error) else ""
+        if sys.stdout is None or sys.stderr is None:  # a daemon's
+            hint = "; Ray writes to stdout and stderr: open them (2>/dev/null), or resources.executor=local"
         if "timed out" in str(error):
             hint = "; the machine may be busy: try again, or a single run without Ray: resources.executor=local"
         raise ResourceError(f"{where}: cannot connect to Ray ({message_of(error)}){hint}") from error
@@ -449,7 +451,7 @@ def left() -> None:
 def own_handlers() -> Iterator[None]:
     """A block in which Ray Tune or Ray Train runs. Each leaves handlers of its own for SIGINT and SIGUSR1; after the
     block they are the caller's again."""
-    kept: list[tuple[int, Any, Any]] = []
+    kept: list[tuple[signal.Signals, Any, Any]] = []
     system = ctypes.CDLL(None)
     if threading.current_thread() is threading.main_thread():  # elsewhere they set none
         for number in (signal.SIGINT, signal.SIGUSR1):

@@ -111,6 +111,19 @@ def test_a_node_that_does_not_come_up_in_time_is_one_line(monkeypatch):
     assert_says(caught.value, "timed out during startup", "resources.executor=local")
 
 
+@tokens
+def test_without_stderr_the_line_says_what_to_open(monkeypatch):
+    """A daemon's streams are closed; Ray raises in `ray.init`."""
+
+    def refuse(**options):
+        raise RuntimeError("sys.stderr is None")
+
+    monkeypatch.setattr(cluster.ray, "init", refuse)
+    monkeypatch.setattr(sys, "stderr", None)
+    with pytest.raises(ResourceError, match=r"open them .*resources\.executor=local"):
+        cluster._init("a new cluster here", address="local")
+
+
 @pytest.mark.slow
 def test_a_cluster_of_this_process_listens_on_loopback_only_and_asks_for_the_token(shell, tmp_path):
     process = subprocess.Popen(
