@@ -23,6 +23,7 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 NO_HEADER = re.compile(r"(Unnamed: \d+(\.\d+)*)?")  # a column of a CSV file, as pandas calls it
 FIRST = re.compile(r"(Unnamed: 0(\.\d+)*)?")  # the first one, where `DataFrame.to_csv` writes the index
 LIKE_AN_ID = re.compile(r"(?i:(?:.*[_\s.-])?(?:id|ids|idx|index|uuid|guid))|.*[a-z](?:Id|ID|Idx|Index)", re.DOTALL)
+TOKENS = re.compile(r"(decoder_)?(input_ids|attention_mask)|token_type_ids|special_tokens_mask")  # of transformers
 MOMENT = re.compile(r"\d{4}-\d\d|\d{1,2}[/.]\d{1,2}[/.]\d{2}|\d{1,2}:\d\d")  # a date or a time as text
 CHANCE = math.log(1e-6)  # what is less likely in any column of a table is no accident
 ROWS = 50  # from so many rows on, distinct integers in a narrow range number the rows
@@ -214,6 +215,8 @@ def doubt(table: FeatureTable, name: str) -> str | None:
         return "has the name of a label"
     if NO_HEADER.fullmatch(name):
         return "has no name"
+    if TOKENS.fullmatch(name):
+        return "holds the tokens of a text (give the text and data.tokenizer)"
     if pa.types.is_integer(kind) and LIKE_AN_ID.fullmatch(name):
         return "has the name of an id"
     if pa.types.is_integer(kind) and _numbers_the_rows(table, name):

@@ -265,6 +265,8 @@ def test_a_column_name_with_a_space_is_in_quotes(tmp_path):
         ("row", rng.permutation(2 * N)[:N], "numbers the rows"),
         ("Unnamed: 3", np.arange(N) / 7, "has no name"),
         ("target", np.arange(N) / 7, "has the name of a label"),
+        ("input_ids", [[101, 7, 102]] * N, "holds the tokens of a text (give the text and data.tokenizer)"),
+        ("attention_mask", [[1, 1, 0]] * N, "holds the tokens of a text"),
     ],
 )
 def test_a_column_in_doubt_is_declared_or_left_out(tmp_path, column, values, why):
