@@ -6,8 +6,9 @@ Keskar et al. 2019, CTRL, arXiv:1909.05858), then greedily or among the `k` like
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,21 @@ from torch import Tensor
 
 from flray.core.schema.errors import ConfigError, first_line
 from flray.synthesis.templates import Prompt
+
+
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """A block in which transformers draws no progress bar."""
+    from transformers.utils import logging as their_logging
+
+    logging: Any = their_logging  # parts of transformers have no types
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 class Written(NamedTuple):
@@ -37,9 +53,6 @@ class LanguageModel:
         Raises `ConfigError` for one that is not there, is no causal language model, or has no tokenizer that fits.
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
         where = f"generator: {place!r}"
         folder = Path(os.path.expanduser(place))
@@ -48,7 +61,8 @@ class LanguageModel:
         try:
             _check_causal(home, where, local)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(home, **local)
-            model: Any = AutoModelForCausalLM.from_pretrained(home, dtype=getattr(torch, dtype), **local)
+            with without_bars():
+                model: Any = AutoModelForCausalLM.from_pretrained(home, dtype=getattr(torch, dtype), **local)
         except ConfigError:
             raise
         except Exception as error:  # the library raises many kinds; the user needs one line

@@ -13,6 +13,7 @@ from flray.core.protocol.generators import preserve_globals, seed_globals
 from flray.core.protocol.seeding import rng, torch_seed
 from flray.core.schema.errors import DataError
 from flray.files import atomic_folder
+from flray.synthesis.language_model import without_bars
 from flray.synthesis.settings import StandIn
 
 POSITIONS = 256
@@ -29,9 +30,7 @@ def make_stand_in(
     time. Raises `DataError` for a corpus of less than one sequence.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = _tokenizer([text for texts in corpora for text in texts], config.tokens)
     end = tokenizer.convert_tokens_to_ids(END)
     streams = [torch.tensor([t for text in texts for t in (*tokenizer.encode(text), end)]) for texts in corpora]
@@ -52,7 +51,7 @@ def make_stand_in(
         seed_globals(torch_seed(seed, "synthesize", "stand-in"))
         model = GPT2LMHeadModel(gpt2)
         _train(model, streams, config, rng(seed, "synthesize", "stand-in"), tell)
-    with atomic_folder(folder) as temporary:
+    with atomic_folder(folder) as temporary, without_bars():
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
 

@@ -63,11 +63,13 @@ def test_gumbel_noise_samples_from_the_likeliest_k_at_the_temperature():
 def model(request, tmp_path_factory):
     """Two layers with random weights, large enough that no two logits are near; as CTRL with sinusoidal positions."""
     from transformers import CTRLConfig, CTRLLMHeadModel
+    from transformers.utils.logging import is_progress_bar_enabled
 
     from flray.synthesis.language_model import LanguageModel
     from flray.synthesis.settings import StandIn
     from flray.synthesis.stand_in import make_stand_in
 
+    shown = is_progress_bar_enabled()
     folder = tmp_path_factory.mktemp("lm") / "lm"
     config = StandIn(hidden=16, heads=2, tokens=300, steps=0)
     make_stand_in(config, [["The cat is here. " * 30]], 0, folder, lambda _: None)
@@ -75,6 +77,7 @@ def model(request, tmp_path_factory):
         shape = CTRLConfig(vocab_size=300, n_embd=16, dff=32, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0)
         CTRLLMHeadModel(shape).save_pretrained(folder)
     found = LanguageModel(str(folder))
+    assert is_progress_bar_enabled() == shown  # of the caller's own networks
     with torch.random.fork_rng():
         torch.manual_seed(3)
         for parameter in found.model.parameters():

@@ -51,7 +51,7 @@ def spread(
     Another actor repeats the item of a dead one. Raises the `FlrayError`s of `make` and its function, and
     `ResourceError` if so many actors do not fit the cluster.
     """
-    from ray.data import ActorPoolStrategy, DataContext
+    from ray.data import ActorPoolStrategy
 
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it warns of how Ray Data makes its actors
     wanted = 1 if actors == "auto" else actors
@@ -64,8 +64,6 @@ def spread(
             f"holds {most} of them; set resources.actors, num_cpus or num_gpus lower"
         )
     size = min(most if actors == "auto" else actors, len(items))
-    context = DataContext.get_current()
-    context.enable_progress_bars = False  # the caller has one
     rows = [{"index": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
     # a block an item, so each result returns at once
     results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
@@ -75,6 +73,7 @@ def spread(
         num_cpus=num_cpus,
         num_gpus=num_gpus,
     )
+    results.context.enable_progress_bars = False  # the caller has one
     with quieter({"ray.data": logging.ERROR}):
         for row in results.iter_rows():
             result = pickle.loads(row["result"])

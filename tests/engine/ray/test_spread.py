@@ -11,6 +11,9 @@ from tests.support.messages import facts
 
 @pytest.mark.slow
 def test_every_piece_is_worked_on_although_an_actor_dies(ray_cluster, tmp_path):
+    from ray.data import DataContext
+
+    before = DataContext.get_current().enable_progress_bars
     marker = tmp_path / "died"
 
     def make():
@@ -26,6 +29,7 @@ def test_every_piece_is_worked_on_although_an_actor_dies(ray_cluster, tmp_path):
 
     found = dict(spread(make, range(7), 2, 1.0, 0.0, None))
     assert marker.exists() and found == {piece: piece * piece for piece in range(7)}
+    assert DataContext.get_current().enable_progress_bars == before  # of the caller's own use of Ray Data
 
 
 @pytest.mark.slow
