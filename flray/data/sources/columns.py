@@ -183,7 +183,9 @@ def _check_kinds(kinds: Mapping[str, str], what: str) -> None:
 def _place(table: FeatureTable, name: str, place: Labels, names: tuple[str, ...] | None, what: str) -> Labels:
     """The labels of one file with the names of its classes: declared ones, or the texts themselves."""
     values = place.ids
-    if names is None and values.dtype.kind in "Ob":
+    # names in the place of their ids, as `datasets` reads them too; a text 0 could be either
+    of_names = names is not None and values.dtype.kind == "O" and set(values) <= {n for n in names if not n.isdecimal()}
+    if of_names or (names is None and values.dtype.kind in "Ob"):
         texts, ids = np.unique(values.astype(str), return_inverse=True)
         found = Labels(place.place, ids, dict(enumerate(map(str, texts))), closed=False, row=place.row)
         return found

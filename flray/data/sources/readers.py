@@ -238,7 +238,11 @@ def _alike(read: Callable[..., Any], files: Sequence[str], separator: str, **opt
         of_csv = any(".csv" in Path(file).name or ".tsv" in Path(file).name for file in files)
         typed = FRACTION.match(str(cause)) or (of_csv and OTHER_TYPE.match(str(cause)))
         if typed and "chunksize" not in options:  # `datasets` types a column by the first 10,000 rows, or 10 MB of JSON
-            return _alike(read, files, separator, chunksize=WHOLE_FILE, **options)
+            try:
+                return _alike(read, files, separator, chunksize=WHOLE_FILE, **options)
+            except DataError as again:
+                if "'chunksize' key" not in str(again):  # else of Parquet or Arrow files, which have types of their own
+                    raise
         if lost := FRACTION.match(str(cause)):
             check_fractions(files, separator, lost[1])
         if lost := OTHER_TYPE.match(str(cause)):

@@ -168,8 +168,8 @@ def _check_metadata(folder: Path, files: Iterable[PurePosixPath]) -> None:
     """Raises `DataError` for a table of metadata above the folders of the splits, whose pictures get no row of it."""
     pictures = (file for file in files if file.suffix.casefold() in PICTURES)
     if any(kind_of(part) for file in pictures for part in file.parts[:1]):
-        for table in sorted(folder.glob("metadata.*")):
-            if table.suffix in TABLES:
+        for table in (folder / f"metadata.{kind}" for kind in ("csv", "jsonl", "parquet")):
+            if table.is_file() and b"file_name" in table.read_bytes():  # else it describes the data set, not pictures
                 raise DataError(
                     f"hf:{folder}: {table.name} above the folders of the splits is not read; write its rows into "
                     f"train/{table.name} and test/{table.name}, or remove it"

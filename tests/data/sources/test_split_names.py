@@ -5,6 +5,7 @@ import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -144,6 +145,16 @@ def test_a_table_of_metadata_above_the_splits(tmp_path, classes):
     assert "metadata.csv above the folders of the splits is not read; write its rows into train/" in said(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("metadata.json", '{"file_name": "set.zip"}'), ("metadata.csv", "key,value\nauthor,me\n")],
+)
+def test_a_file_metadata_that_describes_the_data_set(tmp_path, name, text):
+    """`datasets` reads no metadata.json, and of a metadata.csv the column file_name names the pictures."""
+    (pictures(tmp_path, ["train", "test"]) / name).write_text(text)
+    assert counts(tmp_path) == (6, 6)
+
+
 def test_pictures_whose_own_names_have_the_word_of_a_split(tmp_path):
     pictures(tmp_path, ["."])
     (tmp_path / "cat/0.png").rename(tmp_path / "cat/train_0.png")
@@ -227,6 +238,25 @@ def test_each_file_has_its_own_order_of_classes(tmp_path, kind):
     dataset = load(tmp_path, leak_check=False, **({"test_fraction": 0.0} if kind == "shards" else {}))
     read = [[dataset.classes[i] for i in split.y] for split in (dataset.train, dataset.test)]
     assert read == ([texts + others] * 2 if kind == "shards" else [texts, others])
+
+
+def test_texts_that_are_the_class_names(tmp_path):
+    """A table of pyarrow keeps the description of a column whose ids it replaces by their names."""
+    texts = ["cat", "dog", "cat"]
+    for split in ("train", "test"):
+        table = named(["dog", "cat"], texts).data.table
+        pq.write_table(table.set_column(1, "label", pa.array(texts)), tmp_path / f"{split}.parquet")
+    dataset = load(tmp_path, leak_check=False)
+    assert dataset.classes == ("cat", "dog") and dataset.test.y.tolist() == [0, 1, 0]
+
+
+def test_fractions_in_one_of_several_arrow_files(tmp_path):
+    (tmp_path / "README.md").write_text(CARD.replace("data/", "") + "---\n")
+    for number, value in enumerate((1, 1.5)):
+        table = pa.table({"a": [value] * 2, "label": [0, 1]})
+        with pa.ipc.new_stream(tmp_path / f"train{number}.arrow", table.schema) as file:
+            file.write_table(table)
+    assert "a column has 1.5, which is no whole number of 64 bits" in said(tmp_path)
 
 
 def test_class_names_in_one_split_and_texts_in_the_other(tmp_path):
