@@ -26,7 +26,7 @@ from flray.rundir.reader import Run, load, runs_below
 from flray.rundir.uri import is_uri
 
 ENDED = ("finished", "diverged", "failed", "interrupted", "paused")  # beginnings of the STATUS of a run that has ended
-PATIENCE_S = 600.0  # seconds to wait for a run to begin
+PATIENCE_S = 600.0  # seconds to wait for a run to begin, or for a folder that no process holds to change
 GOOD = ("finished", "diverged")
 SETTLE_S = 60.0  # seconds after the end of the last run, in which the next run of a grid may begin
 CLASSES = 12  # classes with a line each; of more, those with the lowest last accuracy
@@ -72,7 +72,7 @@ class Watcher:
     """One run: its last state, and when it changed by this machine's clock. `look` gives the next glance."""
 
     def __init__(self, place: str, clock: Callable[[], float], patience: float) -> None:
-        self.place, self.clock, self.patience = place, clock, patience
+        self.place, self.clock, self.patience = place, clock, patience  # seconds for a run to begin, or a copy to grow
         self._began = clock()
         self._files: tuple[object, ...] | None = None
         self._run: Run | None = None
@@ -121,7 +121,7 @@ class Watcher:
             return ("", False) if goes_on else ("", True)
         if status is None:
             note = "no process holds the folder: the run was lost, or this is a copy of its folder"
-            return note, silent > STALE_S  # until then the copy may still be brought up to date
+            return note, silent > self.patience  # another program may bring a copy up to date every few minutes
         if status.alive is False:
             return f"lost: {status.owner} is gone; go on with: flray resume {quoted(self.place)}", True
         if status.last_beat != self._beat:

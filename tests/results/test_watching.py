@@ -124,12 +124,12 @@ def test_a_dead_process_is_lost_and_a_silent_one_elsewhere_stalls(tmp_path: Path
 
 @pytest.mark.parametrize("status", ["running", "starting", None])
 def test_a_folder_that_no_process_holds_is_left_when_nothing_changes_in_it(tmp_path: Path, status: str | None) -> None:
-    """A copy that another program brings up to date 40 s after the first look, and 80 s later no more. The one without
-    STATUS has a config.yaml that is no YAML."""
+    """A copy that another program brings up to date 400 s after the first look, and 800 s later no more. The one
+    without STATUS has a config.yaml that is no YAML."""
     path = folder(tmp_path / "run", config(), [0.2], status)
     if status is None:
         (path / "config.yaml").write_text("{")
-    seen = list(watched(path, [lambda: put(path, "rounds", {"done": [1, 2]}), *[lambda: None] * 2], 40.0))
+    seen = list(watched(path, [lambda: put(path, "rounds", {"done": [1, 2]}), *[lambda: None] * 2], 400.0))
     assert [glance.over for glance in seen] == [False, False, False, True] and not seen[-1].good
     assert all("no process holds the folder" in glance.note for glance in seen)
 
