@@ -91,7 +91,7 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
 
 def _collapsed(run: Run, there: pandas.DataFrame) -> bool:
     """Whether a run whose STATUS names no round of divergence would have diverged with the rows `there` alone; true
-    where that is not known: over tasks, or without a test's counts by class."""
+    where that is not known, without a test's counts by class."""
     import numpy as np
 
     from flray.engine.summary import collapse_reason, untrained_reason
@@ -102,10 +102,37 @@ def _collapsed(run: Run, there: pandas.DataFrame) -> bool:
         counts = class_counts(run.tests, split)
     except CheckpointError:
         return True
-    if counts is None or int(config.get("tasks.num_tasks") or 1) > 1 or untrained_reason(there) is not None:
+    if counts is None or untrained_reason(there) is not None:
         return True
+    if int(config.get("tasks.num_tasks") or 1) > 1:
+        return _collapsed_in_task(run.tests, there, split)
     total = counts.total[-1]
     return collapse_reason(there, np.repeat(np.arange(len(total)), total), len(total), split) is not None
+
+
+def _collapsed_in_task(tests: pandas.DataFrame, there: pandas.DataFrame, split: str) -> bool:
+    """As :func:`_collapsed`, by the tests of the last task's own classes, as `engine.summary.final_tests` has them."""
+    import numpy as np
+
+    from flray.engine.summary import collapse_reason
+
+    if not {"task", "client_steps"} <= set(there) or not len(there):
+        return True
+    task = int(there["task"].iloc[-1])
+    begun = tests[tests["set"].isin([f"{'val' if split == 'val' else 'task'}-{number}" for number in range(task + 1)])]
+    own = begun[begun["set"].str.endswith(f"-{task}") & (begun["task"] == task)]
+    if not len(own):
+        return True
+    aware = "task_aware" in own["mode"].tolist()
+    own = own[own["mode"] == ("task_aware" if aware else own["mode"].iloc[0])]
+    rows = own[(own["phase"] == "round") & (own["done"] <= there["done"].iloc[-1])]
+    if not there.loc[there["task"] == task, "client_steps"].sum():
+        return False  # no client has learnt the task yet
+    total = np.asarray(own["class_total"].iloc[0], np.int64)
+    seen = sum(np.asarray(counts, np.int64) > 0 for counts in (own if aware else begun)["class_total"])
+    rows = rows.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"})
+    labels = np.repeat(np.arange(len(total)), total)
+    return collapse_reason(rows, labels, np.count_nonzero(seen), split) is not None
 
 
 def tested_later(runs: Sequence[Run], frame: pandas.DataFrame, at: str, metric: str) -> list[str]:

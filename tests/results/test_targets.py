@@ -184,6 +184,28 @@ def test_a_run_that_diverged_there_has_diverged(tmp_path: Path) -> None:
         assert [compare_at([run], "rounds", value)["status"][0] for value in (1, 2, 3)] == ["diverged"] * 3
 
 
+def test_a_run_over_tasks_that_collapsed_in_a_later_task_had_not_before(tmp_path: Path) -> None:
+    """Two rounds a task of two classes of ten samples: 19 of 20 right, then 10 with a loss of 8, above 10 ln 2. In the
+    last task no client took a step in its first round. Without tests of single tasks the place is not known."""
+    run = folder(tmp_path / "run", [0.9] * 6, status="diverged: chance", tasks={"num_tasks": 3})
+    totals = [[10, 10, 0, 0, 0, 0], [0, 0, 10, 10, 0, 0], [0, 0, 0, 0, 10, 10]]
+    rows = [
+        {
+            "done": done, "round": done, "task": (done - 1) // 2, "phase": "round", "set": name, "mode": "task_aware",
+            "total": sum(total), "right": sum(total) // 2 if done > 2 else 19, "covered": 20,
+            "loss_sum": (8.0 if done > 2 else 0.1) * sum(total), "class_total": total, "class_right": [0] * 6,
+        }
+        for done in range(1, 7)
+        for name, total in [("test", [10] * 6), *((f"task-{number}", own) for number, own in enumerate(totals))]
+    ]  # fmt: skip
+    tables.put(run.folder, "tests", rows)
+    changed(run.folder, round=range(1, 7), task=[0, 0, 1, 1, 2, 2], client_steps=[7, 7, 7, 7, 0, 7])
+    at = [compare_at([Run(run.folder)], "rounds", value)["status"][0] for value in range(1, 7)]
+    assert at == ["finished", "finished", "diverged", "diverged", "finished", "diverged"]
+    tables.put(run.folder, "tests", [row for row in rows if row["set"] == "test"])
+    assert compare_at([Run(run.folder)], "rounds", 1)["status"].tolist() == ["diverged"]
+
+
 def test_a_run_that_diverged_or_is_damaged_leaves_the_others_their_costs(tmp_path: Path) -> None:
     """The round in which a client diverged has no costs: up to 500 bytes it is sound, beyond it has diverged."""
     whole, cut, broken = (folder(tmp_path / name, [0.3, 0.6, 0.9], seed=seed) for seed, name in enumerate("abc"))
