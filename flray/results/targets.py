@@ -132,7 +132,7 @@ def _collapsed_in_task(tests: pandas.DataFrame, there: pandas.DataFrame, split: 
     seen = sum(np.asarray(counts, np.int64) > 0 for counts in (own if aware else begun)["class_total"])
     rows = rows.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"})
     labels = np.repeat(np.arange(len(total)), total)
-    return collapse_reason(rows, labels, np.count_nonzero(seen), split) is not None
+    return collapse_reason(rows, labels, int(np.count_nonzero(seen)), split) is not None
 
 
 def tested_later(runs: Sequence[Run], frame: pandas.DataFrame, at: str, metric: str) -> list[str]:
