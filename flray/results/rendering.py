@@ -209,7 +209,7 @@ def to_markdown(frame: pandas.DataFrame) -> str:
 
 def in_markdown(text: str) -> str:
     """Plain text in Markdown: `|` ends no cell of a table, `<` begins no tag, `&` no entity."""
-    return re.sub(r"[\\|]|[<&](?=[A-Za-z/!?#])", r"\\\g<0>", text)
+    return re.sub(r"[\\|]|<(?=[A-Za-z/!?])|&(?=#?\w+;)", r"\\\g<0>", text)
 
 
 def caption_of(frame: pandas.DataFrame) -> str | None:

@@ -23,7 +23,7 @@ from flray.results import compare, summary
 from flray.results.answers import survivors, unequal_cost, verdict, without_value
 from flray.results.comparison import comparison
 from flray.results.paired import paired
-from flray.results.rendering import to_markdown
+from flray.results.rendering import in_markdown, to_markdown
 from flray.results.report_page import as_json, as_markdown, gather, report
 from flray.rundir.reader import Run
 from tests.support.commands import invoke
@@ -195,6 +195,12 @@ def test_the_same_numbers_as_json_and_markdown(folders: list[Path], tmp_path: Pa
     assert values["same"]["algorithm.lr"] == 0.1 and values["broken"] == []
     text = report(folders, tmp_path / "r.md", "md", against="fedavg").read_text()
     assert text.startswith("# hand\n") and "+5.75" in text and "| algorithm |" in text
+
+
+def test_plain_text_stays_as_it_is_in_markdown() -> None:
+    """`&` without an entity's name and `;` is itself."""
+    assert in_markdown("R&D a_b p<0.05 & 1 < 2") == "R&D a_b p<0.05 & 1 < 2"
+    assert in_markdown("&lt; &#60;") == r"\&lt; \&#60;"
 
 
 def test_a_name_is_text_in_markdown(tmp_path: Path) -> None:
