@@ -19,7 +19,6 @@ from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler, TrialSchedule
 
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.engine.ray.versions import CHANGED, LAST_TESTED
-from flray.engine.this_process import compute
 from flray.files import write_text
 from flray.tuning.config import SchedulerConfig, Sweep
 from flray.tuning.studies import FACTS, Studies
@@ -223,12 +222,11 @@ class Pruner(FIFOScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
         key = trial.config["key"]
+        prunes = False
         if self._studies.error is None:
             with self._studies.keeping():
                 self._studies.report(key, result)
-        study_trial = self._studies.trial(key)
-        frozen = study_trial.storage.get_trial(study_trial._trial_id)
-        prunes = compute(None, lambda: self._pruner.prune(study_trial.study, frozen))
+                prunes = self._studies.prunes(key, self._pruner)
         return str(TrialScheduler.STOP if prunes else TrialScheduler.CONTINUE)
 
 

@@ -20,8 +20,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
+import torch
 from optuna.exceptions import DuplicatedStudyError
+from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
@@ -32,7 +35,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from flray.core.protocol.seeding import torch_seed
 from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError, described, message_of
-from flray.engine.this_process import compute
 from flray.log import LOGGER, quieter
 from flray.rundir.folder import to_resume_sweep
 from flray.rundir.lock import Owner, holder
@@ -96,7 +98,9 @@ def _one_line(url: str | None, folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # whatever the database's own driver raises
         if _of_sampler(error):
-            raise FlrayError(f"sampler: it failed ({described(error)}); choose another, such as tpe") from error
+            raise FlrayError(
+                f"sampler: it failed ({described(error)}); start again with another, such as tpe or random"
+            ) from error
         hint = f"; free some space and run: {to_resume_sweep(folder)}" if disk_full(error) else ""
         raise CheckpointError(f"study: {place_of(url, folder)} cannot be used: {_reason(error)}{hint}") from error
 
@@ -139,6 +143,20 @@ def make_sampler(name: str, seed: int, sequence: int) -> BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return kinds[name]()
+
+
+@contextlib.contextmanager
+def usual_modes() -> Iterator[None]:
+    """A block in which a sampler or a pruner computes: with gradients ("gp"), and NumPy's own treatment of underflow.
+
+    These modes are this thread's, so it takes no turn: a run of another thread does not wait while the storage waits.
+    """
+    with contextlib.ExitStack() as stack:
+        if torch.is_inference_mode_enabled():  # leaving it also resets what else autograd has for this thread
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
+        yield
 
 
 def disk_full(error: BaseException | None) -> bool:
@@ -326,7 +344,8 @@ class Studies:
         seed = torch_seed(self.sweep.seed, "sweep", study.study_name, len(self.counted(group))) % 2**32
         sequence = torch_seed(self.sweep.seed, "sweep", study.study_name) % 2**32
         study.sampler = make_sampler(self.sweep.sampler, seed, sequence)
-        trial = compute(None, study.ask)  # the sampler "gp" takes gradients
+        with usual_modes():
+            trial = study.ask()
         enqueued = trial.storage.get_trial(trial._trial_id).system_attrs.get("fixed_params", {})
         try:
             self.sweep.search_space.check_enqueued(enqueued, group)
@@ -335,7 +354,8 @@ class Studies:
             trial.set_user_attr("status", f"failed: {error}")
             study.tell(trial, state=TrialState.FAIL)
             return None
-        compute(None, lambda: self.sweep.search_space.suggest(trial, group))
+        with usual_modes():
+            self.sweep.search_space.suggest(trial, group)
         trial.set_user_attr("folder", f"trials/{self.key(group, trial.number).replace('/', '-')}")
         return trial
 
@@ -425,6 +445,12 @@ class Studies:
     def trial(self, key: str) -> optuna.Trial:
         """A trial that has begun and not ended."""
         return self._open[key]
+
+    def prunes(self, key: str, pruner: BasePruner) -> bool:
+        """Whether a pruner of Optuna ends a trial that has begun."""
+        trial = self._open[key]
+        with self._writing(), usual_modes():
+            return pruner.prune(trial.study, trial.storage.get_trial(trial._trial_id))
 
     def tell(self, key: str, result: Mapping[str, Any]) -> None:
         """The end of a trial: complete, pruned (stopped before its last round, or diverged), or failed."""

@@ -6,6 +6,7 @@ Ray Tune's own classes; no Ray.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import random
 import re
@@ -453,6 +454,23 @@ def test_pruners_decide_as_optuna_itself(
         )
     assert 2 <= len(stopped) < 12 and min(stopped) >= rule["grace"]
     assert [t.state for t in studies.groups[None].trials] == [t.state for t in own.trials]
+
+
+def test_a_storage_that_fails_a_pruner_ends_the_sweep_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error would be a traceback of Ray Tune."""
+    studies = studies_of(tmp_path, scheduler={"name": "median"})
+    scheduler = make_scheduler(studies.sweep, studies, tmp_path, 6)
+    key, *_ = studies.next()
+
+    def gone(*_: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(studies.groups[None]._storage, "get_trial", gone)
+    for _ in range(2):
+        assert scheduler.on_trial_result(None, trial(key), ended(0.5)) == "CONTINUE"
+    assert isinstance(studies.error, CheckpointError)
 
 
 # population-based training -----------------------------------------------------------------------

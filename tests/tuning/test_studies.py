@@ -8,6 +8,7 @@ import logging
 import sqlite3
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
+from flray.core.protocol.seeding import turn
 from flray.core.schema.errors import CheckpointError, FlrayError
 from flray.tuning.studies import JOURNAL, NEVER, Studies, open_storage
 from flray.tuning.sweep import StudySearcher
@@ -81,6 +83,34 @@ def test_the_block_around_a_sweep_changes_no_suggestion(tmp_path: Path, block: A
     plain = work(studies_of(tmp_path / "plain", sampler="gp", trials=13), 13)
     with block():
         assert work(studies_of(tmp_path / "in", sampler="gp", trials=13), 13) == plain
+
+
+@pytest.mark.parametrize("study", [None, "sqlite:///{}/study.db"], ids=["journal", "sqlite"])
+def test_a_run_of_another_thread_does_not_wait_for_the_storage(tmp_path: Path, study: str | None) -> None:
+    studies = studies_of(tmp_path, sampler="tpe", study=study and study.format(tmp_path))
+    database = sqlite3.connect(tmp_path / "study.db", isolation_level=None)
+    held, lock = threading.Event(), tmp_path / f"{JOURNAL}.lock"
+    if study:
+        database.execute("BEGIN IMMEDIATE")
+    else:
+        lock.symlink_to(tmp_path / JOURNAL)
+    asking = threading.Thread(target=studies.next)
+    try:
+        asking.start()
+        asking.join(0.5)
+        other = threading.Thread(target=with_own_turn, args=(held.set,), daemon=True)
+        other.start()
+        assert held.wait(5) and asking.is_alive()
+    finally:
+        database.close()
+        lock.unlink(missing_ok=True)
+        asking.join()
+
+
+def with_own_turn(work: Any) -> None:
+    """What a run of another thread does before it computes."""
+    with turn():
+        work()
 
 
 def test_an_error_of_the_sampler_does_not_blame_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
