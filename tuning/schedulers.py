@@ -278,12 +278,15 @@ def _population_based(sweep: Sweep, studies: Studies, interval: int, name: str, 
 
     def adapt(trial: Trial, config: dict[str, Any]) -> dict[str, Any]:
         """The numbers are the other's, the key and the run folder stay the trial's own."""
+        return {**trial.config, "values": config["values"]}
+
+    def note(trial: Trial, config: dict[str, Any]) -> None:
         with studies.keeping():
             studies.note(trial.config["key"], "values", config["values"])
-        return {**trial.config, "values": config["values"]}
 
     return SearchedPopulation(
         adapt,
+        note,
         sweep.seed,
         time_attr="round",
         metric=name,

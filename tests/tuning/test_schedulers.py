@@ -23,6 +23,7 @@ from hypothesis import given, strategies as st
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, PopulationBasedTraining
 from ray.tune.search import SearchGenerator
 
+from flray.core.protocol import seeding
 from flray.core.schema.errors import CheckpointError, ConfigError
 from flray.tuning.config import SchedulerConfig
 from flray.tuning.schedulers import RUNGS, Asha, TimedAsha, make_scheduler, rungs
@@ -514,11 +515,26 @@ def test_changed_numbers_stay_in_the_space(population: tuple[Any, Studies, list[
     assert {0.5, 2.0} < seen["algorithm.rho"]  # the ends are in it
 
 
-def test_a_trial_that_copies_another_keeps_its_own_key_and_folder(population: tuple[Any, Studies, list[Any]]) -> None:
-    """Ray Tune's own would hand over the whole configuration: two trials would then write into one run folder."""
+def test_a_trial_that_copies_another_keeps_its_own_key_and_folder(
+    population: tuple[Any, Studies, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray Tune's own would hand over the whole configuration: two trials would then write into one run folder. The
+    study is told after the draws: while it waits for its storage, the process's generators are free."""
     scheduler, studies, (one, other) = population
-    before = dict(one.config)
-    changed, _ = scheduler._get_new_config(one, other)
+    before, changed = dict(one.config), dict[str, Any]()
+
+    def exploit(self: Any, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        assert seeding._turn.locked()
+        changed.update(self._get_new_config(trial, other)[0])
+        return "PAUSE"
+
+    def note(*what: Any) -> None:
+        assert not seeding._turn.locked()
+        Studies.note(studies, *what)
+
+    monkeypatch.setattr(PopulationBasedTraining, "on_trial_result", exploit)
+    monkeypatch.setattr(studies, "note", note)
+    assert scheduler.on_trial_result(None, one, {"round": 2, "val/acc": 0.5}) == "PAUSE"
     assert (changed["key"], changed["job"]) == (before["key"], before["job"]) == ("0000", one.config["job"])
     assert one.config == before and studies.groups[None].trials[0].user_attrs["values"] == changed["values"]
     assert "values" not in studies.groups[None].trials[1].user_attrs

@@ -59,14 +59,22 @@ class SearchedPopulation(PopulationBasedTraining):
     """Population-based training of trials that a searcher has given their numbers.
 
     `adapt(trial, config)` is the trial's configuration after it copied a better trial's, whose changed one is `config`.
-    What is drawn for a trial at a round is addressed by them and the `seed`.
+    `note(trial, config)` is told of it afterwards. What is drawn for a trial at a round is addressed by them and the
+    `seed`.
     """
 
     _explored = PopulationBasedTraining._get_new_config  # raises AttributeError where this Ray Tune has no such method
 
-    def __init__(self, adapt: Callable[[Trial, dict[str, Any]], dict[str, Any]], seed: int, **options: Any) -> None:
+    def __init__(
+        self,
+        adapt: Callable[[Trial, dict[str, Any]], dict[str, Any]],
+        note: Callable[[Trial, dict[str, Any]], None],
+        seed: int,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
-        self._adapt, self._seed = adapt, seed
+        self._adapt, self._note, self._seed = adapt, note, seed
+        self._adapted: list[tuple[Trial, dict[str, Any]]] = []
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """Ray Tune's own refuses trials of a searcher, because it would draw the numbers itself; these bring theirs."""
@@ -74,8 +82,13 @@ class SearchedPopulation(PopulationBasedTraining):
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         with process_wide(self._seed, "pbt", trial.config["key"], int(result.get("round", 0))):
-            return str(super().on_trial_result(tune_controller, trial, result))
+            decision = str(super().on_trial_result(tune_controller, trial, result))
+        while self._adapted:  # not above: it may wait for the storage, and the generators are held there
+            self._note(*self._adapted.pop(0))
+        return decision
 
     def _get_new_config(self, trial: Trial, trial_to_clone: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
         config, changes = self._explored(trial, trial_to_clone)
-        return self._adapt(trial, config), changes
+        config = self._adapt(trial, config)
+        self._adapted.append((trial, config))
+        return config, changes
