@@ -6,6 +6,7 @@ sweep = load_sweep("configs/sweeps/fedsol_rho.yaml", ["trials=40", "space.algori
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from flray.config.read import read_yaml
 from flray.config.resolve import TABLES
 from flray.core.schema.errors import ConfigError, unknown
 from flray.core.schema.hp import hyperparameters
-from flray.core.schema.plain import Unquoted, written as plain_line
+from flray.core.schema.plain import Unquoted, plain, written as plain_line
 from flray.core.schema.section import expand_shorthand, one_line, section_of
 from flray.tuning.config import Sweep
 from flray.tuning.domain import show, written
@@ -46,6 +47,8 @@ def load_sweep(
     The file that the experiment `extends` (relative to the sweep's file), its preset, `auto` and all defaults are
     written out: the result reads no other file. Raises `ConfigError`.
     """
+    if dataclasses.is_dataclass(source) and not isinstance(source, type):
+        source = plain(source, "")
     raw: dict[str, Any] = (
         dict(source) if isinstance(source, Mapping) else {"name": Path(source).stem, **read_yaml(Path(source))}
     )
@@ -57,10 +60,11 @@ def load_sweep(
             f"{where} has no section `experiment`: write what every trial runs, e.g. experiment: {{extends: "
             f"../quickstart.yaml}}"
         )
-    raw = _jsonable(raw)
+    raw = _jsonable(plain(raw, ""))
     given = pairs(overrides)
     if not isinstance(overrides, Mapping):
         given = {key: _one_value(key, text) for key, text in given.items()}
+    given = {key: plain(value, f"override {key}") for key, value in given.items()}
     theirs: dict[str, Any] = {}
     for key, value in given.items():
         section, _, inner = key.partition(".")
@@ -77,10 +81,10 @@ def load_sweep(
     for key in raw:
         if key not in KEYS:
             raise unknown("key", str(key), KEYS, "the sweep; keys of the experiment stand below `experiment`")
-    plain = experiment if isinstance(experiment, Experiment) else copy.deepcopy(dict(experiment))
-    if "extends" in theirs and isinstance(plain, dict):  # as written on the command line: from the working directory
-        plain["extends"] = Path.cwd() / str(theirs.pop("extends"))
-    values = _jsonable(self_contained(plain, theirs, imports, folder))
+    started = experiment if isinstance(experiment, Experiment) else copy.deepcopy(dict(experiment))
+    if "extends" in theirs and isinstance(started, dict):  # as written on the command line: from the working directory
+        started["extends"] = Path.cwd() / str(theirs.pop("extends"))
+    values = _jsonable(self_contained(started, theirs, imports, folder))
     if "space.algorithm" in given:
         raw["space"] = narrowed(raw["space"])
     with one_line("", Sweep):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -64,6 +66,18 @@ def test_overrides_from_python_are_values():
     sweep = load_sweep(BASE, {"trials": 3, "space.partition.alpha": [0.1, 1.0], "algorithm.optimizer": "adam"})
     assert (sweep.trials, sweep.search_space.names()) == (3, ("algorithm.rho", "partition.alpha"))
     assert sweep.experiment(sweep.search_space.example()).algorithm.optimizer == "adam"
+
+
+def test_values_of_numpy_and_a_dataclass_are_those_of_a_file():
+    """As for a run."""
+    rates, values = {"algorithm.lr": [0.5, 0.25]}, {"space.algorithm.lr": np.array([0.5, 0.25])}
+    arrays = {**BASE, "trials": np.int64(3), "space": {"algorithm.lr": np.array([0.5, 0.25])}}
+    scalars = {**BASE, "trials": np.int8(3), "space": {"algorithm.lr": [np.float32(0.5), np.float64(0.25)]}}
+    fields = dataclasses.make_dataclass("Fields", arrays)(**arrays)
+    expected = load_sweep({**BASE, "trials": 3, "space": rates})
+    for given in (arrays, scalars, fields):
+        assert load_sweep(given) == expected
+    assert load_sweep({**BASE, "trials": 3, "space": {}}, values) == expected
 
 
 def test_a_saved_sweep_is_the_same_from_any_folder(tmp_path, monkeypatch):
