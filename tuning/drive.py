@@ -41,7 +41,7 @@ from flray.core.schema.errors import CheckpointError, ResourceError
 from flray.engine.progress import stage
 from flray.engine.ray import leases
 from flray.engine.ray.capacity import cpus_needed, in_parts
-from flray.engine.ray.cluster import connect, own_handlers, started
+from flray.engine.ray.cluster import Background, connect, left, own_handlers, started
 from flray.engine.ray.versions import CHANGED, fall_back
 from flray.log import LOGGER, quieter
 from flray.tuning.display import Display
@@ -347,11 +347,12 @@ def on_cluster(
     first = cells[0][0]
     with stage("starting Ray", progress):
         needed = max(cpus_needed(cell) for cell, _ in cells)
-        connect(first.address, needed, trials=1, insecure=first.resources.insecure_ray)
+        Background(lambda: connect(first.address, needed, trials=1, insecure=first.resources.insecure_ray)).join()
     groups: dict[Any, list[tuple[Experiment, Path]]] = {}
     for cell, folder in cells:  # those that take other actors come after one another
         groups.setdefault((cell.resources, cell.algorithm.centralized), []).append((cell, folder))
-    with Show(label, done + len(cells), done, {}, progress) as show:
+    with contextlib.ExitStack() as after, Show(label, done + len(cells), done, {}, progress) as show:
+        after.callback(left)  # SIGTERM is the caller's again
         for members in groups.values():
             placement = place(members[0][0], concurrency)
             jobs = [

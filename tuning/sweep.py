@@ -17,7 +17,7 @@ from flray.core.schema.errors import CheckpointError, ConfigError, FlrayError, f
 from flray.engine.prepare import Data, build_data, build_scenario
 from flray.engine.progress import stage
 from flray.engine.ray.capacity import cpus_needed
-from flray.engine.ray.cluster import Background, connect
+from flray.engine.ray.cluster import Background, connect, left
 from flray.files import remove, write_text
 from flray.log import LOGGER
 from flray.models.weight_files import weights_fingerprint
@@ -153,6 +153,7 @@ def run_sweep(sweep: Sweep, folder: Path, *, resume: bool = False, progress: boo
     try:
         return _run(sweep, folder, lock, resume, progress)
     finally:
+        left()  # SIGTERM is the caller's again
         lock.release()
         if not (folder / CONFIG).exists():  # it did not begin
             with contextlib.suppress(OSError):

@@ -8,6 +8,8 @@ import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,31 @@ def test_signals_and_draws_of_the_process_are_its_own_again(ray_cluster: Any, tm
         signal.signal(signal.SIGINT, before)
         faulthandler.unregister(signal.SIGUSR1)
     assert seen == [signal.SIGINT] and "most recent call first" in (tmp_path / "traceback").read_text()
+
+
+@pytest.mark.slow
+def test_after_a_grid_sigterm_is_the_users_own_again(tmp_path: Path) -> None:
+    """In a process that starts Ray itself. During each grid it saves what is done."""
+    code = """
+import signal, sys
+from pathlib import Path
+from flray.config.loader import load_config
+from flray.tuning import drive as module
+from tests.support.iris_sweep import EXPERIMENT
+
+seen, place = [], module.place
+def noted(*args):
+    seen.append(signal.getsignal(signal.SIGTERM))
+    return place(*args)
+module.place = noted
+for name in "ab":
+    (cell,) = load_config({**EXPERIMENT, "rounds": 1})
+    module.on_cluster([(cell, Path(sys.argv[1]) / name)], 1, False, name, 0, False)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+assert len(seen) == 2 and signal.SIG_DFL not in seen
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
