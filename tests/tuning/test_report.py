@@ -249,7 +249,7 @@ def test_best_trials_on_the_terminal(single: FakeSweep) -> None:
         "best 2 by val/acc (max) of 7 trials: 2 finished, 1 pruned, 1 diverged, 1 failed, 1 running, 1 waiting"
         in " ".join(text.split())
     )
-    assert [list(column.cells) for column in table.columns[:3]] == [
+    assert [list(map(str, column.cells)) for column in table.columns[:3]] == [
         ["1", "0"],
         ["rho=0.5", "rho=1.5"],
         ["90.00", "80.00"],
@@ -265,7 +265,8 @@ def test_front_on_the_terminal(tmp_path: Path) -> None:
     for acc, size in ((0.5, 1e6), (0.9, 9e6), (0.4, 2e6)):
         sweep.trial(study, {"algorithm.rho": acc}, {"val/acc": [acc]}, values=[acc, size])
     table = render_front(trials_table(sweep.root), BOTH)  # type: ignore[arg-type]
-    assert list(table.columns[2].cells) == ["90.00", "50.00"] and list(table.columns[3].cells) == ["9 MB", "1 MB"]
+    columns = [list(map(str, column.cells)) for column in table.columns[2:4]]
+    assert columns == [["90.00", "50.00"], ["9 MB", "1 MB"]]
     assert "Pareto front of val/acc max, comm/bytes min: 2 of 3 finished trials" in " ".join(shown(table).split())
 
 
