@@ -254,15 +254,12 @@ class _Zygote(NamedTuple):
     pid: int
     requests: socket.socket
 
-    def fork(self, given: list[int], awaited: int) -> bool:
-        """Whether it will fork a program; if so, the descriptors are closed here."""
-        try:
+    def fork(self, given: list[int], awaited: int) -> None:
+        """Have it fork a program. Where it has ended, or could not be forked, nobody answers who has asked."""
+        with contextlib.suppress(OSError):
             socket.send_fds(self.requests, [PROGRAM.encode()], [*given, awaited])
-        except OSError:  # it has ended, or could not be forked
-            return False
         for fd in (*given, awaited):
             os.close(fd)
-        return True
 
 
 class _Forking:
@@ -300,8 +297,8 @@ class _Forking:
                         zygote = self._zygote(program, [*given, awaited])
                         if zygote.pid == 0:
                             return functools.partial(_be_zygote, zygote.requests, program["module"])
-                        if zygote.fork(given, awaited):
-                            continue
+                        zygote.fork(given, awaited)
+                        continue
                 elif key.fd == self._woken:
                     os.read(self._woken, 4096)
                 else:  # who awaited the child was killed, and the child with it

@@ -339,6 +339,22 @@ def test_without_its_module_a_program_starts_as_ray_starts_it(tmp_path: Path) ->
     others.close()
 
 
+def test_a_program_without_the_imports_of_its_kind_is_no_fork(tmp_path: Path) -> None:
+    """The child that made them has just ended, and its parent has not looked yet."""
+    others = forked.Programs(["uuid"])
+    asked = command(tmp_path, others.path, module="colorsys")
+    assert "colorsys" in json.loads(subprocess.run(asked, capture_output=True).stdout)["modules"]
+    (child,) = children(others.pid)
+    os.kill(others.pid, signal.SIGSTOP)
+    os.kill(child, signal.SIGKILL)
+    asking = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True)
+    time.sleep(1.0)  # so that it asks before the parent goes on; if not, another child forks it
+    os.kill(others.pid, signal.SIGCONT)
+    said, _ = asking.communicate()
+    assert said.startswith("the shim") or "colorsys" in json.loads(said)["modules"]
+    others.close()
+
+
 def test_a_killed_request_ends_the_program(programs: Any, tmp_path: Path) -> None:
     asking = subprocess.Popen(command(tmp_path, programs.path, "wait"), stdout=subprocess.PIPE, text=True)
     assert asking.stdout is not None and json.loads(asking.stdout.readline())["argv"][-1] == "wait"
