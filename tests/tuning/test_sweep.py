@@ -10,10 +10,11 @@ import pytest
 
 import flray
 from flray.core.schema.errors import CheckpointError, ConfigError, ResourceError
+from flray.engine.prepare import build_data, build_scenario
+from flray.rundir.lock import FolderLock
 from flray.running import simulate
 from flray.tuning.drive import Show
-from flray.tuning.studies import Studies
-from flray.tuning.sweep import _tune, resume_sweep, run_sweep
+from flray.tuning.sweep import _begin, _fingerprints, _tune, resume_sweep, run_sweep
 from flray.tuning.sweep_file import load_sweep
 from flray.tuning.trials import trials_table
 from tests.support.iris_sweep import EXPERIMENT, ended, studies_of
@@ -122,8 +123,12 @@ def test_a_trial_that_had_ended_but_was_not_told_of_is_told_and_not_run_again(ra
     """The driver was killed between the last round of a run and the study's entry."""
     sweep, folder = tiny(trials=1, final={"top": 0}), tmp_path / "s"
     folder.mkdir()
-    (folder / "sweep.yaml").write_text(sweep.yaml())
-    key, overrides, home = Studies(sweep, folder).next()
+    first = sweep.experiment(sweep.search_space.example())
+    data = build_data(first)
+    lock = FolderLock.acquire(folder)
+    studies = _begin(sweep, folder, lock, False, _fingerprints(sweep, data, build_scenario(first, data)))
+    key, overrides, home = studies.next()
+    lock.release()
     simulate(sweep.experiment(overrides), home)
     stamp = (home / "model.safetensors").stat().st_mtime_ns
     resume_sweep(folder, [], progress=False)
