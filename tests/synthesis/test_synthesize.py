@@ -273,7 +273,7 @@ def test_fedmemos_server_trains_on_it(done, flray_data):
     _, folder, accounts = done
     config = {
         "data": {"source": "sst2", "tokenizer": "train", "max_length": 16, "train_size": 400, "test_size": 100},
-        "proxy": {"source": "sst2", "root": str(folder), "test_fraction": 0},
+        "proxy": {"source": "sst2", "root": str(folder), "test_fraction": 0, "labelled": True, "same_labels": True},
         "model": {"name": "bert", "layers": 1, "hidden": 16, "heads": 2, "intermediate": 32},
         "algorithm": {"name": "fedmemo", "mode": "server", "proxy": {"data": "real"}, "trigger": "scheduled"},
         "partition": {"name": "iid", "clients": 4},
