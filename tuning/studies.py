@@ -429,18 +429,23 @@ class Studies:
     # telling ----------------------------------------------------------------------------------
     def report(self, key: str, result: Mapping[str, Any]) -> None:
         """Records an intermediate value for pruners and figures; Optuna stores none for several objectives. A repeated
-        round gets its last value, as in the run's own table."""
-        (name, *more), round, trial = self.sweep.objective, int(result["round"]), self._open[key]
-        if more or name not in result:
+        round gets its last value, as in the run's own table, and so does one that the trial took from another's
+        checkpoint (`before`)."""
+        (name, *more), trial = self.sweep.objective, self._open[key]
+        if more:
             return
         with self._writing():
             reported = self._reported.setdefault(
                 key, dict(trial.storage.get_trial(trial._trial_id).intermediate_values)
             )
-            if reported.get(round) != result[name]:
-                reported[round] = float(result[name])
-                # Trial.report ignores a second value
-                trial.storage.set_trial_intermediate_value(trial._trial_id, round, reported[round])
+            told = {int(at): value for at, value in result.get("before", ()) if at in reported}
+            if name in result:
+                told[int(result["round"])] = result[name]
+            for round, value in told.items():
+                if reported.get(round) != value:
+                    reported[round] = float(value)
+                    # Trial.report ignores a second value
+                    trial.storage.set_trial_intermediate_value(trial._trial_id, round, reported[round])
 
     def trial(self, key: str) -> optuna.Trial:
         """A trial that has begun and not ended."""

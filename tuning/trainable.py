@@ -108,6 +108,7 @@ class Trial(tune.Trainable):
         self._before = None
         self._runs: list[TrialRun] = []  # one a seed, as far as a rung has asked for it
         self._judged = 0  # the last round that was reported
+        self._told = False  # of the values that the run has from before
 
     def _run(self, index: int) -> TrialRun:
         for new in range(len(self._runs), index + 1):
@@ -164,12 +165,18 @@ class Trial(tune.Trainable):
             for other in judged[1:]:
                 other.until(run.round)
         values = {name: [each.value(name) for each in judged] for name in self.job.objectives}
-        result = {name: sum(own) / len(own) for name, own in values.items() if all(map(math.isfinite, own))}
+        result: dict[str, Any] = {
+            name: sum(own) / len(own) for name, own in values.items() if all(map(math.isfinite, own))
+        }
         diverged = [each for each in judged if each.diverged]
         done = bool(diverged) or run.ended
         status = Run((diverged or [run])[0].folder).status if done else "running"
         if (seconds := run.row.get("time/virtual_s")) is not None:
             result = {"time/virtual_s": seconds, **result}
+        if not self._told and all(seeds == 1 for _, seeds in self.job.rungs):
+            # rounds that came with another trial's checkpoint, or that an earlier process reported to a lost driver
+            result["before"] = [[at, value] for at, value in run.values.items() if at < run.round]
+        self._told = True
         return {
             **result,
             "round": run.round,
@@ -199,7 +206,7 @@ class Trial(tune.Trainable):
     def load_checkpoint(self, checkpoint_dir: str) -> None:  # save_checkpoint writes a folder
         self._pause()
         self._run(0).go_on_from(Path(checkpoint_dir))
-        self._judged = self._run(0).saved
+        self._judged, self._told = self._run(0).saved, False
 
     def cleanup(self) -> None:
         self._pause()

@@ -31,8 +31,9 @@ class TrialRun:
     """A run that is played round by round, paused, and resumed by this process or another.
 
     `row` is the last round's (empty before the first), `sums` the :data:`CUMULATIVE` objectives over all rounds up to
-    it, of a run that has ended also over its tasks' ends, `recent` the last tested values of each :data:`RECENT` one.
-    Files, which the recorder writes with a delay, are read only up to a checkpoint.
+    it, of a run that has ended also over its tasks' ends, `recent` the last tested values of each :data:`RECENT` one,
+    and `values` the first objective at each tested round where it is finite. Files, which the recorder writes with a
+    delay, are read only up to a checkpoint.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class TrialRun:
         self.row: dict[str, Any] = {}
         self.sums = dict.fromkeys(CUMULATIVE, 0.0)
         self.recent: dict[str, deque[float]] = {name: deque(maxlen=LAST) for name in RECENT}
+        self.values: dict[int, float] = {}
+        self._first = next(iter(objectives), "")
         self._tests = [RECENT.get(name, name) for name in objectives if name not in CUMULATIVE]
         self._rows: Generator[dict[str, Any]] | None = None
         self.in_time = False  # it has ended before its last round (`until`)
@@ -116,15 +119,21 @@ class TrialRun:
         if begins:
             # the checkpoint that it began with, which need not be the last: that can be damaged
             self.recall(row["done"] - 1)
+        self._count(row)
+        if self.ended:
+            self._finish()
+            self._add_tasks()
+
+    def _count(self, row: dict[str, Any]) -> None:
+        """Goes to the round of this row, which follows the last one."""
         self.row = row
         for name, columns in CUMULATIVE.items():
             self.sums[name] += sum(float(row.get(column) or 0) for column in columns)
         for name, column in RECENT.items():
             if row.get(column) is not None:
                 self.recent[name].append(float(row[column]))
-        if self.ended:
-            self._finish()
-            self._add_tasks()
+        if self._first and self.tested and math.isfinite(value := self.value(self._first)):
+            self.values[self.round] = value
 
     def until(self, last: int) -> None:
         """Plays up to round `last`, the round in which the run diverges, or its end in time; then pauses."""
@@ -144,7 +153,7 @@ class TrialRun:
         if last >= self.experiment.total_rounds and not Run(self.folder).status.startswith(("finished", "diverged")):
             self._rows = self._play()
             self._finish()
-        self.row, self.sums = {}, dict.fromkeys(CUMULATIVE, 0.0)
+        self.row, self.sums, self.values = {}, dict.fromkeys(CUMULATIVE, 0.0), {}
         for values in self.recent.values():
             values.clear()
         if last == 0:
@@ -155,19 +164,15 @@ class TrialRun:
             raise CheckpointError(
                 f"{self.folder / 'rounds'} has {len(rounds)} of {last} rounds; remove {self.folder} to train it again"
             )
-        # as play() yields it: Python's own numbers, and None where there is no value
-        rounds = rounds.sort_values("done")
-        row = rounds.iloc[-1:].to_dict("records")[0]
-        self.row = {str(name): None if value != value else value for name, value in row.items()}
-        for name, columns in CUMULATIVE.items():
-            self.sums[name] = sum(rounds.reindex(columns=columns).fillna(0).sum(axis=1).tolist(), 0.0)
+        tested = 0
+        for row in rounds.sort_values("done").to_dict("records"):
+            tested = self.round if self.tested else tested
+            # as play() yields it: Python's own numbers, and None where there is no value
+            missing = {name for name, value in row.items() if isinstance(value, float) and value != value}
+            self._count({str(name): None if name in missing else value for name, value in row.items()})
         if last >= self.experiment.total_rounds:
             self._add_tasks()
-        for name, column in RECENT.items():
-            if column in rounds:
-                self.recent[name].extend(rounds[column].dropna().tolist())
-        tested = rounds.loc[rounds.reindex(columns=self._tests).notna().all(axis=1), "done"]
-        return int(tested[tested < last].max()) if (tested < last).any() else 0
+        return tested
 
     def pause(self) -> None:
         """Writes a checkpoint and releases the run; this trial or another process can resume it."""

@@ -17,10 +17,12 @@ from flray.rundir import tested
 from flray.rundir.lock import FolderLock
 from flray.rundir.recorder import Recorder
 from flray.tuning import trial_run
+from flray.tuning.studies import Studies
 from flray.tuning.trainable import Job, Trial
 from flray.tuning.trial_run import TrialRun
 from tests.support.iris_sweep import iris_sweep
 from tests.support.sweep_folders import record
+from tests.support.truth import read_rounds, value_at
 
 STEPS = 4 * 3  # local steps of a round: 4 clients, 3 batches
 
@@ -33,9 +35,10 @@ def begin(job: Job) -> Trial:
 
 
 def played(job: Job, steps: int) -> list[dict[str, Any]]:
-    """The reports of a process that takes the trial up, plays so many steps, and is gone; but for the seconds."""
+    """The reports of a process that takes the trial up, plays so many steps, and is gone; but for the seconds, and for
+    what it repeats of an earlier process."""
     trial = begin(job)
-    reports = [{**trial.step(), "seconds": 0} for _ in range(steps)]
+    reports = [{**trial.step(), "seconds": 0, "before": []} for _ in range(steps)]
     trial.cleanup()
     return reports
 
@@ -144,7 +147,7 @@ def test_what_another_command_does_while_the_trial_waits_is_not_done_again(tmp_p
     while not found[-1]["done"]:
         found.append(trial.step())
     trial.cleanup()
-    assert [{**report, "seconds": 0} for report in found] == reports[rounds - 1 :]
+    assert [{**report, "seconds": 0, "before": []} for report in found] == reports[rounds - 1 :]
 
 
 @pytest.mark.slow
@@ -157,6 +160,30 @@ def test_taken_up_behind_a_rung_of_two_seeds_it_is_not_judged_there_again(ray_cl
     assert (report["round"], report["seeds"], report["spent"]) == (4, 1, (4 + 2) * STEPS)
     assert report["val/acc"] == Run(tmp_path / "t").rounds["val/acc"].iloc[3]
     assert [report["spent"] for report in later] == [(5 + 2) * STEPS, (6 + 6) * STEPS]
+
+
+def test_the_study_has_the_values_of_the_rounds_that_a_trial_took_from_another(tmp_path: Path) -> None:
+    """A trial is set back from round 5 to another's round 2, and from round 3 on to that one's round 5."""
+    name, own = "val/acc_mean10", {"resources.executor": "local"}
+    studies = Studies(iris_sweep(objective=name), tmp_path)
+    key, *_ = studies.next()
+    trial, other = (begin(job(tmp_path / n, [(6, 1)], name, **own, seed=seed)) for n, seed in (("t", 1), ("o", 9)))
+    for steps, others in ((5, 2), (1, 3), (1, 0)):
+        for _ in range(steps):
+            studies.report(key, trial.step())
+        if others:
+            for _ in range(others):
+                other.step()
+            other.save_checkpoint(str(tmp_path / f"copy{others}"))
+            trial.load_checkpoint(str(tmp_path / f"copy{others}"))
+    trial.cleanup()
+    other.cleanup()
+    report = begin(job(tmp_path / "t", [(6, 1)], name, **own, seed=1)).step()
+    assert report["before"] == [[round, value_at(read_rounds(tmp_path / "t"), name, round)] for round in range(1, 6)]
+    said = studies.trial(key).storage.get_trial(0).intermediate_values
+    rows = read_rounds(tmp_path / "t")
+    assert rows.loc[5, "val/acc"] == read_rounds(tmp_path / "o").loc[5, "val/acc"]
+    assert said == {round: value_at(rows, name, round) for round in range(1, 7)}
 
 
 # without Ray -------------------------------------------------------------------------------------
