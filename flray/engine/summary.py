@@ -104,8 +104,7 @@ def final_tests(
     model chooses there): the arguments of :func:`collapse_reason`.
 
     Of a run over tasks they are the last task's own, in the mode `task_aware` if there is one: earlier tasks may be
-    forgotten down to chance level. The table is empty if no client took a step in the last task, or the rows of the
-    rounds are lost.
+    forgotten down to chance level.
     """
     stage = stages[-1]
     seen = len(np.unique(np.concatenate([each.outputs for each in stages])))
@@ -113,15 +112,24 @@ def final_tests(
     if own is None or tests.empty:
         return rounds, next(iter(stage.tests.values())).labels(dataset), seen
     labels = stage.tests[own].labels(dataset)
-    of_task = rounds[rounds["task"] == stage.index] if {"task", "client_steps"} <= set(rounds) else rounds.iloc[:0]
+    rows, aware = tests_in_task(rounds, tests, stage.index, own, split)
+    return rows, labels, len(stage.outputs) if aware else seen
+
+
+def tests_in_task(
+    rounds: pandas.DataFrame, tests: pandas.DataFrame, task: int, own: str, split: str
+) -> tuple[pandas.DataFrame, bool]:
+    """(tests of the set `own` in the rounds of a task, with accuracy and loss named as in a table of rounds; whether
+    they are in the mode `task_aware`). The table is empty if no client took a step in the task, or the rows of the
+    rounds are lost."""
+    of_task = rounds[rounds["task"] == task] if {"task", "client_steps"} <= set(rounds) else rounds.iloc[:0]
     if of_task.empty or not of_task["client_steps"].sum():
-        return rounds.iloc[:0], labels, seen
-    rows = tests[(tests["set"] == own) & (tests["phase"] == "round") & (tests["task"] == stage.index)]
+        return rounds.iloc[:0], False
+    rows = tests[(tests["set"] == own) & (tests["phase"] == "round") & (tests["task"] == task)]
     modes = rows["mode"].tolist()
     aware = "task_aware" in modes
     rows = rows[rows["mode"] == ("task_aware" if aware else modes[0])] if modes else rows
-    rows = rows.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"})
-    return rows, labels, len(stage.outputs) if aware else seen
+    return rows.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"}), aware
 
 
 def collapse_reason(rounds: pandas.DataFrame, labels: np.ndarray, num_classes: int, split: str) -> str | None:

@@ -111,26 +111,22 @@ def _collapsed(run: Run, there: pandas.DataFrame) -> bool:
 
 
 def _collapsed_in_task(tests: pandas.DataFrame, there: pandas.DataFrame, split: str) -> bool:
-    """As :func:`_collapsed`, by the tests of the last task's own classes, as `engine.summary.final_tests` has them."""
+    """As :func:`_collapsed`, by the tests of the last task's own classes."""
     import numpy as np
 
-    from flray.engine.summary import collapse_reason
+    from flray.engine.summary import collapse_reason, tests_in_task
 
     if not {"task", "client_steps"} <= set(there) or not len(there):
         return True
     task = int(there["task"].iloc[-1])
-    begun = tests[tests["set"].isin([f"{'val' if split == 'val' else 'task'}-{number}" for number in range(task + 1)])]
-    own = begun[begun["set"].str.endswith(f"-{task}") & (begun["task"] == task)]
+    names = [f"{'val' if split == 'val' else 'task'}-{number}" for number in range(task + 1)]
+    begun = tests[tests["set"].isin(names)]
+    own = begun[(begun["set"] == names[-1]) & (begun["task"] == task)]
     if not len(own):
         return True
-    aware = "task_aware" in own["mode"].tolist()
-    own = own[own["mode"] == ("task_aware" if aware else own["mode"].iloc[0])]
-    rows = own[(own["phase"] == "round") & (own["done"] <= there["done"].iloc[-1])]
-    if not there.loc[there["task"] == task, "client_steps"].sum():
-        return False  # no client has learnt the task yet
+    rows, aware = tests_in_task(there, own[own["done"] <= there["done"].iloc[-1]], task, names[-1], split)
     total = np.asarray(own["class_total"].iloc[0], np.int64)
     seen = sum(np.asarray(counts, np.int64) > 0 for counts in (own if aware else begun)["class_total"])
-    rows = rows.rename(columns={"acc": f"{split}/acc", "loss": f"{split}/loss"})
     labels = np.repeat(np.arange(len(total)), total)
     return collapse_reason(rows, labels, int(np.count_nonzero(seen)), split) is not None
 
