@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from typing import IO, cast
 
@@ -49,18 +51,40 @@ def set_level(quiet: bool, verbose: bool) -> None:
     LOGGER.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
 
 
+# of the loggers in blocks of `quieter`, which several threads may be in: the level of before, and those of the blocks
+_LEVELS: dict[logging.Logger, list[int]] = {}
+_TURN = threading.Lock()
+
+
 @contextlib.contextmanager
 def quieter(least: Mapping[str, int]) -> Iterator[None]:
     """A block in which these loggers of a library say nothing below a level; one that the user has set higher stays."""
-    before = {logger: logger.level for logger in map(logging.getLogger, least)}
+    loggers = [(logging.getLogger(name), level) for name, level in least.items()]
+    raised: list[tuple[logging.Logger, int]] = []
     try:
-        for logger in before:  # the user may have set that of one above it, perhaps of "ray"
-            logger.setLevel(max(least[logger.name], logger.getEffectiveLevel()))
+        with _TURN:
+            for logger, level in loggers:  # the user may have set that of one above it, perhaps of "ray"
+                raised.append((logger, max(level, logger.getEffectiveLevel())))
+                _LEVELS.setdefault(logger, [logger.level]).append(raised[-1][1])
+                logger.setLevel(raised[-1][1])
         yield
     finally:
-        for logger, level in before.items():
-            logger.setLevel(level)
+        with _TURN:
+            for logger, level in raised:
+                levels = _LEVELS[logger]
+                levels.remove(level)
+                logger.setLevel(levels[-1])
+                if len(levels) == 1:
+                    del _LEVELS[logger]
 
+
+def _after_fork() -> None:
+    """In a child a thread of the parent would hold it for ever."""
+    global _TURN
+    _TURN = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 if not LOGGER.handlers:
     LOGGER.addHandler(LineHandler())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 
 import pytest
 
-from flray.log import LOGGER, set_level
+from flray.log import LOGGER, quieter, set_level
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,17 @@ def test_a_closed_pipe_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Closed())
     LOGGER.info("nobody reads this")
     assert written
+
+
+@pytest.mark.parametrize("first", [logging.WARNING, logging.ERROR])
+def test_a_logger_has_its_own_level_again_after_blocks_of_two_threads(first: int) -> None:
+    """The blocks overlap as those of two threads do: the one that began first ends first."""
+    logger = logging.getLogger("a library")
+    logger.setLevel(logging.INFO)
+    one, other = quieter({"a library": first}), quieter({"a library": logging.ERROR})
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert logger.level == logging.ERROR
+    other.__exit__(None, None, None)
+    assert logger.level == logging.INFO
