@@ -102,6 +102,8 @@ class FirstPage(TyperGroup):
             raise FlrayError(f"flray {verb} is a table of flray doctor now: {name}")
         if name:
             ctx.obj = f"note: flray {verb} is now {name}"  # logged after -q, which may stand behind the verb
+            if {"-h", "--help"} & set(rest):  # which ends the command before
+                LOGGER.info(ctx.obj)
         near = get_close_matches(verb, [*self.commands, *BEFORE], 1)
         if near and near[0] in BEFORE and not name:
             ctx.fail(f"No such command {verb!r}. Did you mean {BEFORE[near[0]][1]!r}?")

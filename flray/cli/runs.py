@@ -20,12 +20,12 @@ import typer
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
-from flray.cli.arguments import Imports, Overrides, is_sweep, own_modules
+from flray.cli.arguments import Imports, Overrides, complete_override, is_sweep, own_modules
 from flray.cli.checks import check_cells, check_experiment
 from flray.cli.finished import report, report_grid
 from flray.cli.interrupts import interruptible, same_command
 from flray.cli.output import print_rows, suggest, write
-from flray.config.experiment import Experiment, algorithm_name
+from flray.config.experiment import RESUMABLE, Experiment, algorithm_name
 from flray.config.grid import cell_status, dotted
 from flray.config.loader import load_config
 from flray.config.overrides import pairs
@@ -197,7 +197,10 @@ def _text(value: Any) -> str:
 
 def pretrain(
     config: Annotated[Path, typer.Argument(help="YAML file")],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="overrides of one value", autocompletion=complete_override),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="run folder")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run that is already in the folder")] = False,
     imports: Imports = None,
@@ -303,9 +306,7 @@ def resume(
     folder: Annotated[str, typer.Argument(help="run folder, or the URI of a run in a storage")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="rounds, resources, address, checkpoint, storage, track, profile"
-        ),
+        typer.Argument(metavar="[KEY=VALUE]...", help=", ".join(RESUMABLE)),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="of a URI: the folder that gets the run folder; default runs")

@@ -204,6 +204,7 @@ def test_the_first_page_is_one_screen_and_names_every_verb():
     [
         (["reproduce", "fedsol"], "flray papers reproduce"),
         (["watch", "nowhere/at/all"], "flray show RUN --follow"),
+        (["watch", "nowhere", "--help"], "flray show RUN --follow"),
         (["evidence", "--dry-run"], "flray papers evidence"),
     ],
 )
@@ -215,6 +216,13 @@ def test_a_verb_of_before_does_what_it_did_and_names_the_new_one(words, new):
         after.exit_code,
         str(after.exception),
     )
+
+
+def test_the_keys_that_the_help_of_a_verb_names_are_those_that_it_takes():
+    """`resume` takes another end of the time as well; `pretrain` refuses a grid."""
+    help = " ".join(invoke("resume", "--help").stdout.split())
+    assert "rounds, until, resources, address, checkpoint, storage, track, profile" in help
+    assert "grid" not in invoke("pretrain", "--help").stdout
 
 
 @pytest.mark.parametrize("words", ["-q watch nowhere/at/all", "watch -q nowhere/at/all", "-q reproduce none"])
