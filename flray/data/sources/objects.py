@@ -28,10 +28,10 @@ def from_torch(
 
     `train` and `test` give (image, label), (features, label) or (x, label, client) by number, or as an
     `IterableDataset`: an array [C, H, W] (`channels="last"`: [H, W, C]) of uint8 or floats, [H, W], [d], or a Pillow
-    image of one mode; an integer, or a text, which is the name of the class. Each sample is read once: leave random
+    image of one mode; an integer, or a text, which is the name of the class. A sample is stored as it is: leave random
     transforms out, `data.augment` has flray's. Names of classes are those of `class_to_idx` or `classes`, also inside
-    of `Subset` and `ConcatDataset`; labels are compared by them. `classes`: other names for them, in their order; of
-    texts the order. Raises `DataError`.
+    of `Subset` and `ConcatDataset`, or of a class of yours that is one of them and changes no label; labels are
+    compared by them. `classes`: other names for them, in their order; of texts the order. Raises `DataError`.
     """
     sets = {"train": train} | ({} if test is None else {"test": test})
     named = {name: named_classes(data, f"from_torch: {name}") for name, data in sets.items()}
@@ -143,7 +143,30 @@ def named_classes(data: Any, what: str) -> Named:
 
     for kind, method in ((Subset, "__getitem__"), (ConcatDataset, "__getitem__"), (ChainDataset, "__iter__")):
         if isinstance(data, kind) and getattr(type(data), method) is not getattr(kind, method):
-            return Named((_own_classes(data),))  # a class of the user's, which may give other labels
+            own = _own_classes(data)  # a class of the user's, which may give other labels
+            inside = Named((own,)) if own or kind is ChainDataset else _names_inside(data, what)
+            return inside if any(inside.names) and (own or _same_labels(data, kind, what)) else Named((own,))
+    return _names_inside(data, what)
+
+
+def _same_labels(data: Any, kind: Any, what: str) -> bool:
+    """Whether a user's subclass of `kind` gives the labels of the data sets inside, which is so where it changes x."""
+
+    def label(sample: Any) -> Array:
+        return to_numpy(sample[1], what).copy()  # a data set may fill the same memory for each sample
+
+    try:
+        return len(data) == kind.__len__(data) and all(
+            np.array_equal(label(data[i]), label(kind.__getitem__(data, i))) for i in range(len(data))
+        )
+    except Exception:  # of the user's data set, which the reading of its samples tells
+        return False
+
+
+def _names_inside(data: Any, what: str) -> Named:
+    """The names of the data sets inside of one of torch's own, else those of the data set itself."""
+    from torch.utils.data import ChainDataset, ConcatDataset, Subset
+
     if isinstance(data, Subset):
         inner = named_classes(data.dataset, what)
         return inner if inner.of is None else inner._replace(of=inner.of[np.asarray(data.indices, np.int64)])

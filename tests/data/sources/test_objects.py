@@ -256,6 +256,51 @@ def test_a_concatenation_of_ones_own_gives_its_own_labels(data, rows):
     assert [found.classes[label] for label in found.train.y] == [TRUE[row] for row in rows]
 
 
+class Doubled(ConcatDataset):
+    """Changes x alone."""
+
+    def __getitem__(self, number):
+        x, label = super().__getitem__(number)
+        return 2 * x, torch.tensor(label)
+
+
+class Part(Subset):
+    def __getitem__(self, number):
+        x, label = self.dataset[self.indices[number]]
+        return 2 * x, label
+
+    def __getitems__(self, numbers):
+        return [self[number] for number in numbers]
+
+
+class Turned(ConcatDataset):
+    """Gives other labels for one sample of the last part."""
+
+    def __getitem__(self, number):
+        x, label = super().__getitem__(number)
+        return x, 2 - label if number == len(self) - 2 else label
+
+
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [
+        (Doubled([Pictures(TWO), Pictures(TWO, [4, 2])]), [*range(N), 4, 2]),
+        (Doubled([Pictures(TWO, [0, 1, 2]), Pictures(ONE, [4, 2])]), [0, 1, 2, 4, 2]),
+        (Part(Pictures(TWO), [4, 0, 2]), [4, 0, 2]),
+        (Subset(Part(Doubled([Pictures(TWO)]), range(9)), [4, 0, 2]), [4, 0, 2]),
+    ],
+)
+def test_a_subclass_that_gives_the_labels_of_its_parts_keeps_their_names(data, rows):
+    found = loaded(data, Pictures(ONE))
+    assert in_words(found, found.train) == [TRUE[row] for row in rows]
+
+
+def test_a_subclass_that_gives_another_label_has_no_names():
+    """Of its last but one sample, a dog, which both orders of classes number otherwise."""
+    assert loaded(Doubled([Pictures(TWO), Pictures(TWO)])).classes == tuple(TWO)
+    assert loaded(Turned([Pictures(TWO), Pictures(TWO)])).classes == ("0", "1", "2")
+
+
 class Reused(Dataset):
     """Fills the same memory for every sample."""
 
