@@ -36,7 +36,7 @@ from flray.engine.runtime import Runtime, TaskSummary
 from flray.engine.server import Server
 from flray.engine.this_process import as_in_a_run, compute
 from flray.rundir import checkpoint
-from flray.rundir.provenance import changed_sources
+from flray.rundir.provenance import changed_sources, module_fingerprints
 from flray.rundir.reader import Run, load_federated
 from flray.rundir.run_store import RunStore
 from flray.scenario import Scenario
@@ -61,7 +61,9 @@ class Replay:
         self.executor = LocalExecutor(self.server, store, facts["client_threads"], facts["threads"])
         data, before = self.runtime.dataset.fingerprint, run.environment["fingerprints"]["data"]
         if data != before:
-            warn(f"{folder}: the data have changed since the run (fingerprint {data}, was {before}); a replay differs")
+            warn(
+                f"{folder}: the data have changed since the run (fingerprint {data}, was {before}); a replay may differ"
+            )
         here = arithmetic(self.runtime.objective.device)
         computed = run.environment["fingerprints"].get("client_arithmetic", here)
         if computed != here:
@@ -71,7 +73,9 @@ class Replay:
             for entry in run.environment.get("accepted", ())
             if entry.get("done") and not entry["what"].startswith(WITHOUT_BITS)
         ]
-        self._now = {entry["what"]: entry["is"] for entry in self._changes}
+        # the files may be those of before again
+        present = {**module_fingerprints(self.experiment, loaded=False), "data": data}
+        self._now = {entry["what"]: present.get(entry["what"], entry["is"]) for entry in self._changes}
         self.position = START
         self._participation = Participation(
             self.experiment,

@@ -143,6 +143,35 @@ def test_the_state_before_a_tasks_end_is_not_that_after_it(tmp_path: Path, name:
     assert again.position == stored.position and torch.equal(again.state.w, stored.state.w)
 
 
+def test_a_replay_with_the_data_of_before_an_accepted_change_does_not_say_that_it_has_the_later_ones(
+    tmp_path: Path,
+) -> None:
+    """Of round 1, which was before the change. Its losses are the run's with the first data alone."""
+    data, folder = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+
+    def write(sign: int) -> None:
+        x = np.random.default_rng(3).normal(size=(60, 4)).astype(np.float32)
+        for split, rows in (("train", slice(0, 40)), ("test", slice(40, 60))):
+            np.save(data / f"{split}_x.npy", sign * x[rows])
+            np.save(data / f"{split}_y.npy", np.arange(60)[rows] % 3)
+
+    write(1)
+    own = {**CONFIG, "rounds": 2, "data": {"source": "data", "root": str(tmp_path)}}
+    rows = play(load_config(own)[0], folder)
+    next(rows), rows.close()
+    write(-1)
+    run = flray.resume(folder, accept=["data"], progress=False)
+    losses = run.clients.query("done == 1").set_index("client")["train/loss"].to_dict()
+    for sign in (-1, 1):
+        write(sign)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", UserWarning)
+            rounds = {client: row["train/loss"] for client, _, row in Replay(folder).goto(0).clients()}
+        said = [str(each.message) for each in found if "also in this replay" in str(each.message)]
+        assert (rounds == losses, len(said)) == (sign == 1, sign == -1)
+
+
 def test_a_replay_of_rounds_before_an_accepted_change_says_so(tmp_path: Path) -> None:
     """It computes with the later value from where it begins to compute, and not with a state that is kept."""
     rows = play(load_config({**CONFIG, "rounds": 3, "checkpoint": {"every": 2, "keep": 0}})[0], tmp_path)
