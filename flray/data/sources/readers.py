@@ -455,12 +455,15 @@ def _distinct(columns: Iterable[Any]) -> int:
 
 
 def hub_folders(config: DataConfig) -> tuple[Path, ...]:
-    """The folder that `hf:FOLDER` names, and those to which images of a hub id are downloaded."""
+    """The folder that `hf:FOLDER` names, those to which images of a hub id are downloaded, and of a snapshot in another
+    cache of the hub the folder with its files, to which it has links."""
     import datasets
     from huggingface_hub.constants import HF_HUB_CACHE
 
     places = (config.source.removeprefix("hf:"), datasets.config.HF_DATASETS_CACHE, HF_HUB_CACHE)
-    return tuple(Path(os.path.expanduser(place)) for place in places)
+    own, *others = (Path(os.path.expanduser(place)) for place in places)
+    blobs = [above.parent / "blobs" for above in own.absolute().parents if above.name == "snapshots"]
+    return (own, *others, *blobs)
 
 
 def table_splits(

@@ -199,6 +199,29 @@ def test_pictures_behind_links_are_not_left_out(tmp_path, linked):
     assert why in said(folder)
 
 
+def test_pictures_of_a_snapshot_of_the_hub_are_links_to_its_files(tmp_path):
+    """In a cache of one's own, whose files have no suffix. A link to elsewhere, or to itself, is refused."""
+    made = pictures(tmp_path / "made", ["train", "test"])
+    snapshot, blobs = tmp_path / "datasets--me--pets/snapshots/0a1b", tmp_path / "datasets--me--pets/blobs"
+    blobs.mkdir(parents=True)
+    for number, file in enumerate(sorted(made.rglob("*.png"))):
+        link = snapshot / file.relative_to(made)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(blobs / f"{number:064x}")
+        link.symlink_to(f"../../../../blobs/{number:064x}")
+    found = load(snapshot)
+    assert found.classes == ("cat", "dog") and found.train.y.tolist() == found.test.y.tolist() == [0] * 3 + [1] * 3
+    for count, file in enumerate(sorted((snapshot / "test").rglob("*.png")), 0):
+        with Image.open(file) as picture:
+            assert np.array_equal(found.test.x[count], np.asarray(picture))
+    last = snapshot / "test/dog/2.png"
+    (blobs / f"{5:064x}").rename(tmp_path / "elsewhere.png")
+    last.unlink(), last.symlink_to(tmp_path / "elsewhere.png")
+    assert "which is not in the data set's folder" in said(snapshot)
+    last.unlink(), last.symlink_to(last)
+    assert "is a link to a file that is not there" in said(snapshot)
+
+
 def test_the_card_of_a_data_set_names_its_files(tmp_path):
     tables(tmp_path, rows=20, more=10, other=5)
     (tmp_path / "README.md").write_text(
