@@ -1,7 +1,5 @@
 """One local Ray for the session, an own cache and an own Ray folder, one torch thread."""
 
-from __future__ import annotations
-
 import gc
 import os
 import secrets

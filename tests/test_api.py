@@ -1,7 +1,5 @@
 """flray from Python: grids, figures, reports, ablations and sweeps, with the names and defaults of the command line."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -1,8 +1,6 @@
 """configs/cluster: as valid as can be said without Kubernetes, AWS and SLURM; the SLURM script runs for real, with srun
 on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

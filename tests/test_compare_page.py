@@ -1,7 +1,5 @@
 """The page "Compare with other code": its script is FedAvg in plain PyTorch, whose weights flray's are equal to."""
 
-from __future__ import annotations
-
 import os
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every file in configs/: it loads, with every algorithm, in full and small, and says what the papers' tables print."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """The commands of the how-to pages and of the explanations, as they are printed, in a folder that has what a page asks
 for. Runs have fewer rounds and one process; a command that cannot run here says why in `NOT_HERE`."""
 
-from __future__ import annotations
-
 import glob
 import importlib.util
 import re

@@ -1,8 +1,6 @@
 """`ray job submit` against a head on this machine: run, status, logs, stop, resume; with and without a token; two
 nodes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

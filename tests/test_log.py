@@ -1,7 +1,5 @@
 """The logger `flray`: which lines a person sees, and where."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Notebooks: what is committed was executed and is small; an interrupted cell leaves a run that goes on."""
 
-from __future__ import annotations
-
 import json
 import queue
 import re

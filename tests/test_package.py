@@ -1,8 +1,6 @@
 """The package from what people have: a zip of the repository as GitHub makes it, which has no symbolic links, a source
 distribution, a checkout. Each has the same files, and its commands find what comes with flray."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

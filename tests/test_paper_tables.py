@@ -5,8 +5,6 @@ What is expected is written down here from the papers' tables and from their aut
 configs/.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

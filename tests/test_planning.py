@@ -1,7 +1,5 @@
 """The table of `flray doctor --nodes`: numbers by hand from stated measurements, and one measurement."""
 
-from __future__ import annotations
-
 import doctest
 from pathlib import Path
 

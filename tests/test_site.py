@@ -2,8 +2,6 @@
 
 Slow tests, which `.ci/run` runs beside `python docs/build.py`, which also follows every link."""
 
-from __future__ import annotations
-
 import html
 import re
 import runpy

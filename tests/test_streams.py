@@ -1,7 +1,5 @@
 """Standard output and error that nobody reads, that are full, or that are not there."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

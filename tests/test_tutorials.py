@@ -2,8 +2,6 @@
 sees. Runs have fewer rounds, clients or epochs than the page's where it takes minutes; a number that a page prints is
 that of the whole run."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import shutil

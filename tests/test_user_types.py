@@ -1,7 +1,5 @@
 """What a user writes after flray's pages passes a type checker that sees flray as an installed, typed package."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """FedMemo's proxy data: scale, labels, balance, and whose generator makes what."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

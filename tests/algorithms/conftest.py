@@ -1,7 +1,5 @@
 """What the tests of several algorithms need."""
 
-from __future__ import annotations
-
 import pytest
 
 from flray.data import SOURCES

@@ -1,7 +1,5 @@
 """TARGET, LANDER and MFCL: the clients' gradients in plain PyTorch, what the server keeps and sends, and when."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import log2, sqrt
 

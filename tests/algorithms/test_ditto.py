@@ -1,7 +1,5 @@
 """Ditto in closed form, and against the authors' interleaved loop with modules and torch.optim."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """EWC and FedCurv: the penalties against sums over points, one at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """FedAvg in closed form, and against a plain loop over modules."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

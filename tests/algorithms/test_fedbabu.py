@@ -1,7 +1,5 @@
 """FedBABU against FedSOL's frozen classifier in plain torch; what it sends; heads in any place."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 """FedDF's statistics; the rest of its server half is that of FedProj without projection, to the bit
 (`tests/contracts/table.py`), which `test_fedproj.py` transcribes."""
 
-from __future__ import annotations
-
 import torch
 
 from flray.algorithms.feddf import FedDF

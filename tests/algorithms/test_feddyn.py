@@ -1,7 +1,5 @@
 """FedDyn on quadratics, where its fixed point is the minimum of the sum, and against FedSOL's and the authors' code."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """FedET's consensus against NumPy loops over samples, and its server half against the same in plain torch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """FedMemo's rounds against its equations, taken apart by hand, and what it does where it cannot work."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """FedNova on linear losses, where it is exact, and against the authors' optimiser and FedSOL's server."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

@@ -1,7 +1,5 @@
 """FedNTD in closed form, and against the authors' criterion in a plain loop."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedOpt's server optimisers by their printed recursions, in NumPy and against `torch.optim` where it has the same."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fed+PEC against plain loops over students, as the official code trains them."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """FedProj against a literal transcription of the paper's Algorithm 1, and its options one by one."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedProTIP over tasks: what it protects, what a task's end adds, how tasks are predicted (Eqs. 4 to 11)."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

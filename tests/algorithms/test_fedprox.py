@@ -1,7 +1,5 @@
 """FedProx in closed form, and against FedSOL's way of writing it: the penalty in the loss of a module."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

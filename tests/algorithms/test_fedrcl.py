@@ -1,7 +1,5 @@
 """FedRCL against a plain loop in which every sample's terms are computed one by one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """FedSAM and FedASAM in closed form, and against a loop over modules that perturbs in place, steps, and averages (both
 public codes' forms)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Fed+SCR: what it contrasts, what its clients keep, and the means that decide."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """What a client keeps under FedSOL's strategies with the proximal losses of SCAFFOLD, FedNova and FedDyn
 (Table 4; card of fedsol), over eight rounds."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FOT over tasks: the server's projection, and what sketches add."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """GLFC over tasks of images: who is distilled from when, which exemplars are kept, what is sent; LGA's differences."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

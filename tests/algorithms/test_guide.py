@@ -1,7 +1,5 @@
 """Every example of `flray/algorithms/README.md` is a file that runs as it stands there, on data that flray brings."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """kNN-Per: training is FedAvg's; the scores by loops over queries, neighbours and classes in NumPy."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

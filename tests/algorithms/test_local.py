@@ -1,7 +1,5 @@
 """Local training: rounds of one optimiser, as one plain torch loop."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """MOON in closed form, and against plain loops as FedSOL's and the original code train it."""
 
-from __future__ import annotations
-
 import copy
 import math
 

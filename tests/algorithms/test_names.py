@@ -1,7 +1,5 @@
 """An algorithm's name in tables and figures is the one that its description begins with."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

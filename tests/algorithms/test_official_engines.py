@@ -5,8 +5,6 @@ MMorafah/FedZoo-Bench (0598152): FedProx whose term compares the parameters with
 lacks the factor |S| / N.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

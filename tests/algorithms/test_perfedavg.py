@@ -1,7 +1,5 @@
 """Per-FedAvg against FedSOL's loop, against double backward, and in closed form on quadratics."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

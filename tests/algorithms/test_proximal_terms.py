@@ -1,7 +1,5 @@
 """The terms of other methods that FedSOL climbs: value and gradient are those of the printed term, by autograd."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

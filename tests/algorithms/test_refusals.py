@@ -1,7 +1,5 @@
 """What an algorithm cannot do is one line before the first round, which says what to write instead."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 

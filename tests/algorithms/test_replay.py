@@ -1,7 +1,5 @@
 """ER and DER: what a client stores, and the losses of what it replays."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SCAFFOLD on quadratics, where it removes the drift, and against FedSOL's way of writing it."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

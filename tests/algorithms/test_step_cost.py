@@ -1,7 +1,5 @@
 """The declared cost of a local step, in steps of FedAvg, against torch's counter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

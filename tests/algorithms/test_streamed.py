@@ -1,7 +1,5 @@
 """Server halves that read every client's own model: how many of them are in the server's memory at once."""
 
-from __future__ import annotations
-
 import weakref
 
 import pytest

@@ -1,7 +1,5 @@
 """A field that a message does not have is a type error in the file of an algorithm, flray's own or a user's."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `flray run --dry-run` shows first: the keys that differ from the file, and from the defaults."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flray.cli.runs import from_defaults, from_file

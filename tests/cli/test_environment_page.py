@@ -1,7 +1,5 @@
 """The page of environment variables names those that the source reads or sets, and no others."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The end of a command: its exit code at once, whoever asked to be called at the end is, and no process of its Ray
 stays behind."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run folder from somebody else is data: looking at it runs no code that it names."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """What the processes of a run have written, as `flray show DIR --logs` prints it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flray.cli.begin import LINES, process_logs

@@ -1,7 +1,5 @@
 """What a command says about wrong words: one line, before anything is read, trained or imported."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a command writes: JSON that parses, plain columns in a pipe, notes on stderr alone."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """The key `aggregation`: in YAML, on the command line, in tables and in grids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of what classes declare says what the classes say, and a command with a mistake ends without torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Files that are made to hurt who reads them as a configuration: one line, in bounded time and memory."""
 
-from __future__ import annotations
-
 import resource
 import time
 from pathlib import Path

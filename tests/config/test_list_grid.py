@@ -1,7 +1,5 @@
 """Grids over keys whose values are lists or mappings, and how such values are printed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which runs are small: the plan by hand, what asks for Ray, and the table of FLOPs beside counted ones."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Networks of a user's own, right ones and wrong ones, for `test_bad_objects.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ bare PyTorch loop, no flray in it: machines on which it has other bits round dif
 in the file. On a machine without one nothing can be compared; `--write` adds it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The devices that contracts run on."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.devices import using

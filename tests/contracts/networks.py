@@ -1,7 +1,5 @@
 """Networks with batch norm for four features, named in the configurations by import path."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Contract 11: rules of aggregation x algorithms, in this process, with the cohort in one piece and in three."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -1,7 +1,5 @@
 """`flray check`: it finds each planted mistake by the contract that is broken, and finds nothing in what is right."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """Every algorithm: what it reduces to, that each hyper-parameter matters, what it trains over tasks. Other contracts of
 the design (section 7) are in test_continual.py."""
 
-from __future__ import annotations
-
 import json
 from operator import attrgetter
 from types import ModuleType

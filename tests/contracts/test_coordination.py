@@ -3,8 +3,6 @@
 Contract 13: under a deadline with partial work the slowest client takes fewer steps, and the model stays finite.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Contracts 1 and 2 with real actors: the same bits with 1 and 3 client actors, after a kill, after stop and resume,
 and without Ray."""
 
-from __future__ import annotations
-
 import shutil
 from functools import cache
 

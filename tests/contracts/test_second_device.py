@@ -4,8 +4,6 @@ By default a round of each, and two tasks of those whose row is over tasks; ever
 `test_contracts.py` and `test_continual.py`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """One client's samples: batches by epochs and by steps, the samples as they are, exemplars."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Neighbours' batches, gathered together, are those that each client cuts alone."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The expected numbers are computed with NumPy from the frames that were written.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas
 import pyarrow

@@ -1,7 +1,5 @@
 """Runs whose clients come and go: who is drawn and who is lost, from a file by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

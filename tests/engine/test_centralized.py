@@ -1,7 +1,5 @@
 """`algorithm=centralized` with `executor: local`: the bits of one learner by hand, also after a stop, without Ray."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The bits of a run do not depend on how its cohort is cut into chunks: with samples and batches of odd sizes, whose
 memory begins anywhere if the engine does not see to it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

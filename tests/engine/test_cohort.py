@@ -1,7 +1,5 @@
 """Who takes part, and the cut of the cohort into contiguous runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st

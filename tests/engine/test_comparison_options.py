@@ -1,7 +1,5 @@
 """Options for comparisons with other code: order of samples, full batches, files of a schedule, float64."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

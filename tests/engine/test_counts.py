@@ -1,7 +1,5 @@
 """Right predictions, counted in blocks of several test sets and inference modes, against NumPy over whole arrays."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The memory of a client on a GPU, predicted on the CPU: against the bytes that live on the second device."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

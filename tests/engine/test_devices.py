@@ -1,7 +1,5 @@
 """What a process is set up to, and what is said of GPUs that nobody uses; the rest needs one: `tests/gpu`."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

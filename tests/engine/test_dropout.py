@@ -1,8 +1,6 @@
 """`cohort.dropout`: who drops out is derived from the address of each draw, what remains from the papers' weighted
 means."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """When flray's command may be forked: `tests/engine/ray/private/test_worker.py` has what its forks are."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

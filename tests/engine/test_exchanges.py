@@ -1,7 +1,5 @@
 """Neighbouring chunks worked through in one call: the answer is that of one chunk, to the bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 """An algorithm that keeps exemplars sees what each client held in the stage before, at the beginning of a new one and
 in its first round, in whichever process."""
 
-from __future__ import annotations
-
 import pytest
 
 from flray.contracts.played import Local

@@ -1,7 +1,5 @@
 """What happens when something breaks: with actors where a process is the point, else in this one."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

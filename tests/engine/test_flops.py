@@ -1,7 +1,5 @@
 """FLOPs of local steps: a count by hand, and torch's counter on every real step beside the two that a run counts."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

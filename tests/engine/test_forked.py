@@ -1,7 +1,5 @@
 """Forks of a process with its imports done: like processes that are started now, and none that stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """How far a debugger has to go from `flray run` to the gradient of a local step."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

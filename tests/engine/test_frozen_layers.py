@@ -1,7 +1,5 @@
 """`tasks.freeze`: layers and rows of the head that a task leaves as they are, whatever the algorithm does to them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What an algorithm keeps of earlier tasks' samples is counted at every task's end, and told beside the accuracy."""
 
-from __future__ import annotations
-
 import pytest
 
 import flray

@@ -1,7 +1,5 @@
 """`algorithm.last_batch`: what is cut, what is reported, and what batch norm says of a batch of one sample."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Training on all data in one place, without Ray: against a plain torch loop, and split over workers."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

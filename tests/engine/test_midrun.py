@@ -1,8 +1,6 @@
 """`schedule`: hyper-parameters that change from a round on: when, and every error; after a resume and on actors:
 `test_same_bits.py`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

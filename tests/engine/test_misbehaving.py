@@ -1,7 +1,5 @@
 """A user's own algorithm that breaks the interface: one line that names the method, and STATUS says so."""
 
-from __future__ import annotations
-
 import re
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A server whose run took another's place: on a shared disk nothing is removed, on its own disk the old run is."""
 
-from __future__ import annotations
-
 import pytest
 
 from flray.contracts.played import executor_of

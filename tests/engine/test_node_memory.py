@@ -1,7 +1,5 @@
 """Frozen tensors lie in memory that the processes of a node share, and are what they were."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """How a run ends: diverged, collapsed; and the personalised test at its end."""
 
-from __future__ import annotations
-
 import functools
 import math
 import warnings

@@ -1,8 +1,6 @@
 """Clients that stop in time under `coordination: {name: deadline, late: partial}`: their local steps, and four
 methods in NumPy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parts of a configuration that do not go together: one line that names the keys, before anything runs."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 

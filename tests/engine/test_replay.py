@@ -1,7 +1,5 @@
 """A run is replayed from wherever one stands; its relative paths are those of the folder in which it began."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import shutil

@@ -1,7 +1,5 @@
 """A run that is stopped: its STATUS says so, and a resume gives the bits of a run that nobody stopped."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs over several tasks, and with clients that hold no samples: the engine on its local executor."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a caller has set in its process changes no bit of what is computed in it, and is there afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

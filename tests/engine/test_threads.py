@@ -1,7 +1,5 @@
 """How long OpenMP's threads wait, in the processes of a Ray."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """The planned arrivals of `coordination: buffered`: by hand, by an independent simulation of events, and what holds of
 every schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

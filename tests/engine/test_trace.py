@@ -1,7 +1,5 @@
 """Traces of local training by torch's profiler: what is in them, where they lie, and that they change no bit."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

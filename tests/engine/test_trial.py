@@ -1,7 +1,5 @@
 """Networks that people bring: each trains as in plain PyTorch, with its buffers right, or is refused in one line."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import nullcontext
 

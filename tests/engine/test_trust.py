@@ -1,7 +1,5 @@
 """A run folder with real actors: replaced, taken over, deleted, edited; nothing is lost and nothing is passed over."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An end in virtual seconds: the rounds that a run of all rounds has done by then, with the same bits."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Rounds on the virtual clock. Who is late is derived from the devices' draws and the FLOPs of an MLP by hand; what the
 round then does is what a run does whose file of cohorts names only the others."""
 
-from __future__ import annotations
-
 import contextlib
 from unittest.mock import patch
 

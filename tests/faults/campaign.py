@@ -1,7 +1,5 @@
 """What every fuzz test of this folder holds a case against."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A Ray folder of a test's own, by which the processes of its runs are known, and a disk that can be filled."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

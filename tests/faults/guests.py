@@ -3,8 +3,6 @@
 Prints one JSON object. A foreign Ray is started by `ray.init`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

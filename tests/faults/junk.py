@@ -1,8 +1,6 @@
 """What users, editors and other programs write into a configuration: hypothesis strategies for the fuzz tests of this
 folder."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 `python -m tests.faults.many grid|ablate|sweep FOLDER [WHERE FUNCTION CALL]`; the same command again goes on.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Data sets as they arrive: Parquet folders of numbers, images or text with one thing wrong in them."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

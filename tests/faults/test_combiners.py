@@ -1,7 +1,5 @@
 """A combiner that dies, and a node on which sums lie: the same bits, and only what was lost is done again."""
 
-from __future__ import annotations
-
 import pytest
 
 from flray.api import run as flray_run

@@ -1,8 +1,6 @@
 """`flray pretrain`, which writes more than a run, killed at each step and given again, and commands under limits of the
 system: of open files, of a file's size, of memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

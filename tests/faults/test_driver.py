@@ -4,8 +4,6 @@ A resume gives the bits and rows of the run that nobody disturbed; before there 
 and the same command runs in the same folder. A kill while one run replaces another: tests/rundir/test_swap.py.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

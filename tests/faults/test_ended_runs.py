@@ -1,7 +1,5 @@
 """A run that has ended, and whose tables are lost, torn or another program's: what reads them, and a resume."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import warnings

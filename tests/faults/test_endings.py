@@ -1,7 +1,5 @@
 """A method of an algorithm that ends its process, in real actors: the run ends with one line."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

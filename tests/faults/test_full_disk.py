@@ -1,8 +1,6 @@
 """A disk that is full before the first round, in the middle of a run, or while one of its parts is written: one line, a
 STATUS, and the same bits once there is room."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

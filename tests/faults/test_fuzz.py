@@ -1,8 +1,6 @@
 """Whatever stands in a configuration, on the command line or in a data set: an experiment that can be examined, or one
 line."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ a Ray that flray did not start, tasks, actors, trials, forks.
 The right model is the one that a run without Ray, alone in its process, leaves for the same configuration.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

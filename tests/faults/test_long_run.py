@@ -1,8 +1,6 @@
 """2,000 rounds: what grows with a round would end a long run. Memory, open files and names in /dev/shm stay where they
 are, and no row is missing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

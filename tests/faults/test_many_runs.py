@@ -4,8 +4,6 @@ The same command again ends with the models and rows of the one that nothing hap
 again.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

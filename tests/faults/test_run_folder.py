@@ -5,8 +5,6 @@ nobody touched. By default every file is damaged in one way, drawn with a seed; 
 slow.
 """
 
-from __future__ import annotations
-
 import shutil
 import warnings
 from pathlib import Path

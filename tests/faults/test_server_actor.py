@@ -4,8 +4,6 @@ The run goes on by itself to the bits and rows of one that nobody disturbed; whe
 again and again, one line says so, and a resume gives these bits.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """A sweep's folder on a full disk, and with each of its files damaged: one line, or the right trials and values."""
 
-from __future__ import annotations
-
 import shutil
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Sweeps beside each other, and sweeps whose trials crash."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run that weighs its processes after every round: memory that no other process shares (kB), and open files."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -7,8 +7,6 @@ and with little memory; gradients beside double precision; milliseconds of a loc
 beside pfl-research (where `pfl` is installed); memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy

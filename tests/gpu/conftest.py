@@ -1,7 +1,5 @@
 """What only a GPU can show: `python -m pytest -m gpu`, with the contracts of every algorithm on it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

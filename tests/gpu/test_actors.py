@@ -1,7 +1,5 @@
 """Client actors on one GPU: shares of it, several at once, a share that is measured."""
 
-from __future__ import annotations
-
 import pytest
 
 import flray

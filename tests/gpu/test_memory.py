@@ -1,7 +1,5 @@
 """The memory of a client: predicted on the CPU, measured on a GPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Every algorithm has the numbers of the CPU on a GPU, but for rounding; the same bits twice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

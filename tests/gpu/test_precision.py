@@ -1,7 +1,5 @@
 """bfloat16 and `torch.compile` on a GPU: the same experiment, within their rounding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Numbers from counts, against the samples that were counted."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Conflict: opposite gradients, and a run's cosines of a model whose gradients are known."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

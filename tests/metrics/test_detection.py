@@ -1,7 +1,5 @@
 """Scores of alarms against the rounds in which something was wrong: by hand, and against a second method."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

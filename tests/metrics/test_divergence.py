@@ -1,7 +1,5 @@
 """Weight divergence: pairs of points by NumPy, and the layers of a network whose weights are known."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

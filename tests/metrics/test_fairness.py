@@ -1,7 +1,5 @@
 """Spread over clients: values small enough to do by hand, and the definition over all pairs."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Forgetting: matrices small enough to do by hand, and the formulas once more as loops over the paper's indices."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gradient variance, cosine and Fisher trace against closed forms and against plain autograd."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

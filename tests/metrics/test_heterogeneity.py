@@ -1,7 +1,5 @@
 """zeta and descent of softmax regression, whose gradients NumPy has in closed form."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

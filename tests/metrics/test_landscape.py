@@ -1,7 +1,5 @@
 """The Hessian's largest eigenvalues: a matrix with known ones, softmax regression in closed form, a dense Hessian."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The probe of latent forgetting in runs of any algorithm: what it reports, and that training does not notice it."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

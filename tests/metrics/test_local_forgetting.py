@@ -1,7 +1,5 @@
 """Local forgetting: a hand-made test set, and a run whose rows are counted again from its models."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The loss on a plane: a quadratic's closed form, a network's loss by hand, filter norms by NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Memory drift and label flips: two samples by hand, and Proposition 5.3 on random answers."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The papers' statements on quadratics and on probabilities, where both sides are known in closed form."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Networks as people bring them: with buffers of every kind, state outside of tensors, and odd outputs."""
 
-from __future__ import annotations
-
 import copy
 import os
 import random

@@ -1,7 +1,5 @@
 """BERT: sizes, the published forward pass, pretrained folders, and what reaches it from the data."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast, GPT2Config

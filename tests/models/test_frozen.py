@@ -1,7 +1,5 @@
 """Frozen tensors of a named checkpoint are written once: later files say where they are, loading finds them again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The proxy GAN: the stack that appendix E prints, and what other inputs make of it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The generators of the data-free methods: sizes as published, ranges, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

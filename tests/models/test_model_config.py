@@ -1,7 +1,5 @@
 """Options read from signatures, seeded initialisation, a user's own network."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

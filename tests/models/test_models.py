@@ -1,7 +1,5 @@
 """Sizes, shapes and the feature/head split of every registered model."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

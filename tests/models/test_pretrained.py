@@ -1,7 +1,5 @@
 """ResNet-18 that starts from a file with torchvision's names: torchvision's own network is the second opinion."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchvision

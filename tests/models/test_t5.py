@@ -1,7 +1,5 @@
 """T5 that answers in words: the published forward pass, prefixes, what is trained, pretrained folders."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs on text with a T5 that answers in words: what travels, what is written, and that methods that read logits do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """The vision transformer of timm's blocks against torchvision's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import save_file

@@ -1,7 +1,5 @@
 """Starting weights: what a run wrote is what the next begins with, in every process; what does not fit is one line."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

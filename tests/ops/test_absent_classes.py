@@ -1,8 +1,6 @@
 """The classes of a cohort read off real updates; the evidence against sums over all sets; the false-alarm rate in a
 simulated population without a change."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

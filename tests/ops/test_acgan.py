@@ -1,7 +1,5 @@
 """The losses of the proxy GAN against PyTorch's own, one step of its training against a plain loop, its labels."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

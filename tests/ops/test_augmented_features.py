@@ -1,7 +1,5 @@
 """LGA's radius and noisy features against NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """CUSUM around a line: the forecast against NumPy's least squares, the recursion by hand, the false-alarm rate against
 the Markov chain of Brook and Evans and by other noise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import binom, norm

@@ -1,7 +1,5 @@
 """GLFC's and LGA's losses against transcriptions of the official code, in double precision."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

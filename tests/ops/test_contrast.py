@@ -1,8 +1,6 @@
 """The contrastive losses against NumPy and against double loops over samples, with their gradients and their degenerate
 batches."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

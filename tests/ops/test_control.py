@@ -1,7 +1,5 @@
 """`accumulation` against the sums it abbreviates."""
 
-from __future__ import annotations
-
 import pytest
 
 from flray.ops.control import effective_steps

@@ -1,7 +1,5 @@
 """The detector of latent forgetting: series traced by hand, the definition once more in NumPy, its known failures."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

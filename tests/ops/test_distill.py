@@ -1,7 +1,5 @@
 """Ensembles and one distillation step against `torch.optim.Adam` on the plain module."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

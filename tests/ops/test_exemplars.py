@@ -1,7 +1,5 @@
 """Herding, the reservoir and the nearest mean, against NumPy and what is known of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

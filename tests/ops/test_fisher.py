@@ -1,7 +1,5 @@
 """The diagonal of the Fisher information against softmax regression, where it has a closed form."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

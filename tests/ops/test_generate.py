@@ -1,7 +1,5 @@
 """The losses of made inputs against NumPy, written from the papers' formulas."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Inputs from gradients, where the answer is known."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

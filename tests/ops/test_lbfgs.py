@@ -1,7 +1,5 @@
 """Many problems at once take the steps of torch's own L-BFGS, one by one."""
 
-from __future__ import annotations
-
 import torch
 
 from flray.ops.lbfgs import BatchedLBFGS

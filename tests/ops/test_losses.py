@@ -1,7 +1,5 @@
 """KL and cross-entropy against the formulas in NumPy."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The same numbers as `torch.optim`, over several steps."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

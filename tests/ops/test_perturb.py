@@ -1,7 +1,5 @@
 """Perturbed points against NumPy and `torch.nn.functional.normalize` on the tensors' logical shapes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The projection rules against NumPy in float64, and the properties that define them (FedProj A.4)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

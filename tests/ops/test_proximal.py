@@ -1,7 +1,5 @@
 """The proximal terms of closed form, against autograd and in places where rounding would be all that is left."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """FedMemo's second step: its weight by hand, its training against torch.optim, its single step against the gradient."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

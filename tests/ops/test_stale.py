@@ -1,7 +1,5 @@
 """Models from older global models, moved to the present one: FedBuff's sum of differences, in NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

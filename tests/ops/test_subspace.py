@@ -1,7 +1,5 @@
 """Bases of layers against NumPy, closed forms and the properties that define them (FedProTIP Eqs. 4 to 9, FOT)."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

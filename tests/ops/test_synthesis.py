@@ -1,7 +1,5 @@
 """Training generators without data: against torch.optim on the modules themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import nn

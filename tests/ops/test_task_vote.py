@@ -1,7 +1,5 @@
 """Relevances, similarities and votes by hand and against NumPy (FedProTIP Eqs. 10 and 11)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

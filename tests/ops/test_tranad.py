@@ -1,7 +1,5 @@
 """TranAD against a copy of the authors' layers built of PyTorch's own, its windows by hand, thresholds by NumPy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

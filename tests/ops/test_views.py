@@ -1,7 +1,5 @@
 """Random views of images: each operation alone, against what it must do."""
 
-from __future__ import annotations
-
 import colorsys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every figure is returned, drawn without pyplot, and drawn into the axes of a caller's own figure just as well."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

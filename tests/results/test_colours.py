@@ -4,8 +4,6 @@ Vision without red or green cones: Machado, Oliveira and Fernandes, "A physiolog
 color vision deficiency" (IEEE TVCG 2009), severity 1, on linear RGB. Distance: CIE 1976, in CIELAB (D65).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """What is not comparable is said, with the keys; what is comparable is left in peace."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The comparison that is shown first: a row a setting, by NumPy; nothing about chance from two seeds; what was left
 out."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

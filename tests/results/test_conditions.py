@@ -1,7 +1,5 @@
 """What a run has besides the usual setting, as `flray show` says it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What runs learned and forgot, read from folders written by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

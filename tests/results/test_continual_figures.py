@@ -1,7 +1,5 @@
 """Figures of tasks and of drift: what stands on the axes is what the folders, written by hand, hold."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Detectors side by side on what runs wrote down, against their scores one by one."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

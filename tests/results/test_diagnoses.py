@@ -1,7 +1,5 @@
 """What the diagnostics say round by round: tables written by hand, summed up by NumPy and scipy; every figure drawn."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

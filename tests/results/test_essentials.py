@@ -1,7 +1,5 @@
 """`flray show`: a run in a few lines, also one that is half finished or damaged."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

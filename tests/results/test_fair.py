@@ -1,7 +1,5 @@
 """Clients and classes: hand-written run folders whose spread, minority and worst class are known."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Figures from tiny real runs: what is drawn is what the runs recorded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

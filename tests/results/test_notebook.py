@@ -1,7 +1,5 @@
 """What a notebook shows of a run: its table in HTML, also of a damaged one, and its curves as a picture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas

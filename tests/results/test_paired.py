@@ -1,7 +1,5 @@
 """Paired comparisons: hand-written run folders; intervals and p-values by closed form and by counting."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables to paste: digits that the interval leaves, booktabs, escapes; figures in a paper's width."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

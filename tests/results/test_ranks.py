@@ -1,7 +1,5 @@
 """Ranks over settings: Demsar's worked example, SciPy, closed forms of extreme tables, and hand-written runs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import combinations, permutations, product

@@ -1,7 +1,5 @@
 """Folders that are broken, half finished, of another version or no runs at all: a line each, the good runs shown."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Reports: hand-written run folders whose verdict is known, and a real run's page, read as a browser would."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`Run.weights` and `Run.state`: what a checkpoint keeps, as tensors by name, against plain PyTorch and identities."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import sys

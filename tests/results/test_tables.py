@@ -1,7 +1,5 @@
 """Tables: hand-written run folders, intervals by closed form."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs at the same cost, and what they take to a target, from tables written by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

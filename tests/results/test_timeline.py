@@ -1,7 +1,5 @@
 """When clients worked: what the tables of a run say, and who came too late by the same seconds as in the plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

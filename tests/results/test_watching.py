@@ -1,7 +1,5 @@
 """`flray show --follow`: runs that have not begun, go on, end, are lost or stall, in folders and in a storage."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """`flray show --follow` of several runs: found as they begin, over when all have ended; a line a class; a page."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from pathlib import Path

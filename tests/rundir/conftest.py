@@ -1,7 +1,5 @@
 """Storages on this machine: a folder, an S3 server in this process, fsspec's file system in memory."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path

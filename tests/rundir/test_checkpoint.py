@@ -1,7 +1,5 @@
 """Checkpoints: exact, whole or not there at all, and never trusted when damaged."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

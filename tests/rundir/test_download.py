@@ -1,7 +1,5 @@
 """Runs that live in a storage: another machine reads them and goes on with them, with real actors."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """A Parquet file that knows its own rows."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

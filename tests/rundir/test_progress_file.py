@@ -1,7 +1,5 @@
 """The line that says how far a server's long work is."""
 
-from __future__ import annotations
-
 from flray.core.protocol.clock import Clock
 from flray.rundir import progress_file
 from flray.rundir.progress_file import ProgressFile

@@ -1,7 +1,5 @@
 """Parquet that opens at any moment."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The expected numbers are counted from the stored Parquet and safetensors files with pyarrow and NumPy.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A run whose process is gone is not said to run; which runs lie below a folder, whatever else lies there."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The mirror of a run: complete or visibly not, only what changed, and never over another run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A run that takes the place of another one, killed at every step: no run is lost, and what is left over goes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The table `tests/`: what is written, what a resume keeps, what is missed, and what follows from the counts."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

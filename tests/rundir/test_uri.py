@@ -1,7 +1,5 @@
 """Addresses: joined, split, and refused in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """When clients are there: windows and on and off times by their addresses and shares, a file row by row."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

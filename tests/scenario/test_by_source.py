@@ -1,7 +1,5 @@
 """GLUE as a federation: clients of one source each, a test set of each source, a label of each task that fades."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

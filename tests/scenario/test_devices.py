@@ -1,8 +1,6 @@
 """Devices and whom a round waits for. Seconds: down / bandwidth + steps (step + sample batch) / speed + up / bandwidth,
 by hand; the draws by their addresses and their moments."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import yaml

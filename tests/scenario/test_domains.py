@@ -1,7 +1,5 @@
 """Domain-incremental tasks: which samples when, one head or one for each domain, and how a prediction is scored."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,8 +1,6 @@
 """Drifts: which samples vanish from whom and when, in closed form; the section of a configuration; a table of one's
 own."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

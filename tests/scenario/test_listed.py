@@ -1,7 +1,5 @@
 """Cohorts and batch orders of another program: what a file lists, and what is refused, in one line."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Who holds what: members, shares of a cohort, and the scenario on disk."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Classes that the slowest devices hold: `partition.slow_classes` deals the same shares out anew."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Class-incremental tasks: which classes when, who holds their samples, what is tested."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Matrices and orthonormal bases."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

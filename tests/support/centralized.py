@@ -1,7 +1,5 @@
 """An experiment of `centralized`, with a model that can kill its worker."""
 
-from __future__ import annotations
-
 from flray.config.loader import load_config
 
 

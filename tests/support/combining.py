@@ -1,7 +1,5 @@
 """Runs whose sums are combined before they reach the server, also where that saves nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands of flray, in this process and in others."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The rows of the table over tasks and with drift."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flray.contracts.played import bits

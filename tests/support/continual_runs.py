@@ -1,7 +1,5 @@
 """Run folders written by hand: tests of single tasks, tests through a window of missing data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The relaxed contrastive loss, sample by sample."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """The numbers of an experiment on a device, to be compared with those of the CPU."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

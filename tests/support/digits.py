@@ -1,7 +1,5 @@
 """A run of five clients on digits with client states, two exchanges a round and one at the end of the task."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flray.config.experiment import Experiment

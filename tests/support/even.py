@@ -1,7 +1,5 @@
 """Clients of 8 samples each, so that on equal devices a round takes the same time for all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.timed import TIMED

@@ -1,7 +1,5 @@
 """TensorBoard's files, record by record."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Actors that die in the middle of their work."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

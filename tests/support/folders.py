@@ -1,7 +1,5 @@
 """A run folder as a driver has it after some rounds, and the bytes in a folder."""
 
-from __future__ import annotations
-
 import pandas
 import yaml
 

@@ -1,7 +1,5 @@
 """A Ray head of a test's own: ports, folder and token that nobody else has. It ends with everything that it started."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import os

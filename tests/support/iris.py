@@ -1,7 +1,5 @@
 """Small experiments on iris."""
 
-from __future__ import annotations
-
 IRIS = {
     "rounds": 2,
     "data": {"source": "iris"},

@@ -1,7 +1,5 @@
 """A small sweep on iris for tests that train nothing, and the last result of a trial."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

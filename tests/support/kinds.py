@@ -1,7 +1,5 @@
 """Which rows of the table of contracts are tried by default; the whole matrix is there with `-m slow`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run whose updates shrink, with the probe of latent forgetting."""
 
-from __future__ import annotations
-
 PROBE = {"name": "latent_forgetting", "W": 5, "m": 2, "guard": 1, "warmup": 3, "rho": 0.2, "rho_off": 0.1}
 
 CONFIG = {

@@ -1,7 +1,5 @@
 """A network of one layer."""
 
-from __future__ import annotations
-
 import copy
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Rounds of one learner in this process, played by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What killed processes leave: names of partial files, and how one sees that a process has ended."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two tasks of which the first lies in a plane, for the algorithms that protect subspaces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedAvg on losses of closed form."""
 
-from __future__ import annotations
-
 import torch
 
 from flray.algorithms.fedavg import FedAvg

@@ -1,7 +1,5 @@
 """A small experiment with images, and the memory that a client of it needs, predicted on the CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flray.contracts.played import Local

@@ -1,7 +1,5 @@
 """What a message must say: its facts (key, path, value, remedy), in any order and any words."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small networks for the tests of `Objective` and of the algorithms."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any

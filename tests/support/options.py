@@ -1,7 +1,5 @@
 """Options of an algorithm by dotted key."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

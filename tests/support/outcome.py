@@ -1,7 +1,5 @@
 """What a run leaves behind, as values that compare equal when their bits do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the pages show: lines of commands and blocks of code, as a reader would copy them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the papers print of their experiments."""
 
-from __future__ import annotations
-
 from flray.config.experiment import Experiment
 
 # as the papers print them: clients, clients per round, rounds

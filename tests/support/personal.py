@@ -1,7 +1,5 @@
 """One client's personalised evaluation by hand: its data as the engine hands them over, and the loop in plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ A model is `{"weight": W [C, d], "bias": b [C]}`; the run has `model: {name: mlp
 `momentum: 0` and `batch_size: full`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -4,8 +4,6 @@ What differs from a run is where samples and networks come from, and that nothin
 the same tensors is the same experiment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run of four rounds on iris, with every part of a checkpoint, and what it leaves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from safetensors.numpy import load_file

@@ -1,7 +1,5 @@
 """SAM and its relatives as a loop over modules."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

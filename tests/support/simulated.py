@@ -1,7 +1,5 @@
 """Several nodes on this machine: a raylet and an object store for each, as `ray.cluster_utils` starts them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A proxy data set and a context without any engine, and small seeded tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A run that is left after a round and gone on with, and the bytes of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

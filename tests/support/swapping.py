@@ -1,7 +1,5 @@
 """A run that takes the place of another one, and what happens between its steps."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

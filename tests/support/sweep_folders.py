@@ -1,8 +1,6 @@
 """Sweep folders for tests: a real Optuna study in the agreed layout, its trials' run folders written by the
 recorder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A small sweep on iris, and what it suggested, saw and judged."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Run folders written by hand, for tests that only read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run of two tasks on iris, and what does not depend on how often it was stopped."""
 
-from __future__ import annotations
-
 from safetensors.numpy import load_file
 
 import flray

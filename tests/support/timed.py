@@ -1,7 +1,5 @@
 """A small run on the virtual clock."""
 
-from __future__ import annotations
-
 from typing import Any
 
 TIMED: dict[str, Any] = {

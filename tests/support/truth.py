@@ -1,7 +1,5 @@
 """What a sweep says of its trials, against the rounds that their runs wrote down."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Clients of unequal size, for tests in which that matters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.networks import Mlp, inputs

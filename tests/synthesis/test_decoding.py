@@ -1,7 +1,5 @@
 """The repetition rule and the choice of a token against NumPy, and `generate` against a loop without any of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Duplicates, ranking, quotas: SuperGen's rules on made-up texts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

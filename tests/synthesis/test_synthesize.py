@@ -1,7 +1,5 @@
 """A whole synthesis by a stand-in of two layers that learns a small grammar here, in a few steps."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What texts begin with (SuperGen's templates), where they end, and which are dropped."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

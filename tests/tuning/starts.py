@@ -5,8 +5,6 @@ It prints `ready`, waits for a line on its input, begins `ROUNDS` sweeps one aft
 the error's line.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

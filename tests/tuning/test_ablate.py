@@ -1,7 +1,5 @@
 """Cells side by side on a real Ray: the bits of a run alone, what is kept, what is gone on with, and what failed."""
 
-from __future__ import annotations
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -4,8 +4,6 @@ Nothing is trained. The right answer is always the same: a change of a key that 
 and both values, and any other resume goes on.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

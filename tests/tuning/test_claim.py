@@ -1,7 +1,5 @@
 """Sweeps that begin at the same moment on one storage: one of them has the study, the others one line each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

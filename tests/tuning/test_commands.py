@@ -1,7 +1,5 @@
 """`flray sweep` and `flray ablate` as a user types them: what is checked first, what is said at the end, Ctrl-C."""
 
-from __future__ import annotations
-
 import importlib.util
 import shlex
 from pathlib import Path

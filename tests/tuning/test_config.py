@@ -1,7 +1,5 @@
 """A sweep's file and overrides: complete, the same from any folder, and one clear line for everything that is wrong."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import re

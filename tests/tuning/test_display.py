@@ -1,8 +1,6 @@
 """What a user sees of a sweep without a terminal: a line for each trial that ends, and one every few seconds with the
 best."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """The values of one parameter: how they are written, what a study stores of them, and what is not a range."""
 
-from __future__ import annotations
-
 import pytest
 from optuna.trial import FixedTrial
 

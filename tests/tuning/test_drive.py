@@ -1,8 +1,6 @@
 """How many trials a cluster holds, against cases worked out by hand; and trials that Ray Tune really starts on what was
 reserved."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os

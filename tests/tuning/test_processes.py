@@ -1,7 +1,5 @@
 """Small runs side by side without Ray: the bits of a run alone, a lost process, errors, interruptions."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

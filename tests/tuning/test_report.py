@@ -1,7 +1,5 @@
 """Reports of sweeps: real Optuna studies in sweep folders, run folders by the recorder; nothing is trained."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Trials with equal parameters: one is trained, the others have its value, and the table says so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The search space: what the algorithms declare and what a sweep makes of it; every suggestion is a valid
 experiment."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from operator import attrgetter

@@ -1,8 +1,6 @@
 """Optuna studies that are asked and told: addressed suggestions, interruptions at any moment, what a trial's end is in
 the storage."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import sqlite3

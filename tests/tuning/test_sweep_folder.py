@@ -3,8 +3,6 @@
 Nothing is trained.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A trial by itself: taken up by another process at any round, and made to go on from another trial's round."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

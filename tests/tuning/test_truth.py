@@ -1,7 +1,5 @@
 """What trials report while their runs go on: the recorder writes every two seconds, these rounds take milliseconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Gaussian mechanism by hand; the accountant against the series of Mironov et al. and a closed form."""
 
-from __future__ import annotations
-
 import math
 import sys
 

@@ -1,7 +1,5 @@
 """Encodings against NumPy: what is sent, what is read from it, and its bytes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

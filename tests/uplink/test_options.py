@@ -1,7 +1,5 @@
 """Every option of every transform changes the outcome: a row for each."""
 
-from __future__ import annotations
-
 import pytest
 
 from flray.contracts.played import Local, bits

@@ -1,8 +1,6 @@
 """Convolutions with few channels, in a process of their own: PyTorch 2.15 corrupts memory in the backward pass of some
 shapes, and a process that survives it proves nothing about the next one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

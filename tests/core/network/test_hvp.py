@@ -1,7 +1,5 @@
 """Hessian-vector products against the dense Hessian in double precision."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

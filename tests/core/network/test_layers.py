@@ -1,7 +1,5 @@
 """Inputs of layers: multiplied with the layer's own weight they must give what PyTorch's layer gives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The flat vector: places, alignment, gaps, views."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given, strategies as st

@@ -1,7 +1,5 @@
 """Several networks in one experiment: each runs with its own tensors, and a frozen body is there once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

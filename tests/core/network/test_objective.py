@@ -1,7 +1,5 @@
 """`Objective` against the plain module with PyTorch's own autograd."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.func import functional_call, vmap

@@ -1,7 +1,5 @@
 """What is made from tensors is kept while they live, and keeps nothing itself."""
 
-from __future__ import annotations
-
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 

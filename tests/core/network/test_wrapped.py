@@ -2,8 +2,6 @@
 one pass.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

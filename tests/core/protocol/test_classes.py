@@ -1,7 +1,5 @@
 """Narrowed logits and mapped labels, against NumPy's own indexing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Moments of an experiment: what they are addressed by, in which order they come, what is left after any of them."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The generators that a process shares belong to one thread at a time."""
 
-from __future__ import annotations
-
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait

@@ -1,7 +1,5 @@
 """What every process knows of the network's inputs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

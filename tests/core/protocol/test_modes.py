@@ -1,7 +1,5 @@
 """Train and eval mode by part, against a module whose parts are put into these modes by hand."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """A proxy over tensors is read as the configured one is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

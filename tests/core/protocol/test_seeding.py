@@ -1,7 +1,5 @@
 """Addressed randomness: different addresses, different streams; the same address, the same numbers for ever."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

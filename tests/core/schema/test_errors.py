@@ -1,7 +1,5 @@
 """One line that names the nearest valid name."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """The floor of a decimal share, against whole numbers."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 

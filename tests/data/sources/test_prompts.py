@@ -1,7 +1,5 @@
 """Prompts and words of text to text, for one data set and for a union of several: ids, words, every error."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

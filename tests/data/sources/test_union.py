@@ -1,7 +1,5 @@
 """Several sets as one, each of them a domain."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -6,8 +6,6 @@ counted on their sockets in a round, the bytes of a broadcast, and the number of
 actors as their broadcast.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -7,8 +7,6 @@ are combined).
 Prints what happened, as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """By calls the clients of a round begin before the driver knows its plan: the bits are the same, whatever comes."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """A process of Ray itself that dies, memory that runs out: one line of flray's is the last word, and the run goes on to
 the same bits."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """A broadcast crosses to a node once, however many actors the node has; so does a shared part, not again next round."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

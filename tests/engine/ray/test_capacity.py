@@ -1,7 +1,5 @@
 """How many client actors the nodes of a cluster hold."""
 
-from __future__ import annotations
-
 import pytest
 
 from flray.core.schema.errors import ResourceError

@@ -1,8 +1,6 @@
 """Joining a cluster, or not: errors in one line, the token, SIGTERM; several nodes on this machine, one of which goes
 away."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

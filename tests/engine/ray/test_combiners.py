@@ -1,7 +1,5 @@
 """Which sums are combined, and how many vectors are left."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

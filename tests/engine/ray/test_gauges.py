@@ -1,7 +1,5 @@
 """Gauges of a run on a cluster of one's own, as Prometheus reads them, beside the run's rows."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

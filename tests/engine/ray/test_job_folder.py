@@ -1,8 +1,6 @@
 """What `ray job submit --working-dir` uploads, against the archive that Ray itself makes;
 `flray doctor --working-dir`."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One run owns one pool of actors: several runs at once in this process, on a Ray with room."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import threading

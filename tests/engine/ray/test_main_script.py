@@ -1,8 +1,6 @@
 """What stands in the user's script or notebook reaches the actors by value, and a checkpoint finds its classes
 again."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

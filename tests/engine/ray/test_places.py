@@ -1,7 +1,5 @@
 """Folders of the driver's environment in its processes: on its own node, and on another one."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

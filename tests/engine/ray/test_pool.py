@@ -1,8 +1,6 @@
 """Client actors that go away and come back, with real actors; the work is done by those that are there, to the same
 bits."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Pieces of work over actors: all of them, whatever happens to an actor, and an error as what it is."""
 
-from __future__ import annotations
-
 import pytest
 
 from flray.core.schema.errors import DataError, ResourceError

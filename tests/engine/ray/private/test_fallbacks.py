@@ -1,7 +1,5 @@
 """A Ray that has nothing of what flray uses beyond the public API: a Ray as it starts itself."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,8 +1,6 @@
 """Centralized training on three nodes, one of which is lost behind round 2:
 `python -m tests.engine.ray.train.lost_node OUT ROUNDS`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

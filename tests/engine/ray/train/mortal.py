@@ -1,7 +1,5 @@
 """A network with batch norm and dropout that ends its own process, once, where the test says."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`algorithm=centralized` with a real trainer: an ordinary run folder, the bits of one worker, also after a kill and a
 resume."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
