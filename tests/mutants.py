@@ -6,8 +6,6 @@ fail. The last line counts those that were caught; the exit status is 1 if one w
 torch and pytest loaded, which takes about 20 minutes on one core.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -4,8 +4,6 @@ Imports count wherever they stand: in a function as well, and below `if TYPE_CHE
 A rule that does not hold everywhere yet names its exceptions in `UNTIL`; one that is no longer needed fails as well.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """FedSOL against a loop over modules that perturbs in place, as its code does, Tables 4 and 10 by hand, and the toy
 problem of appendix H."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

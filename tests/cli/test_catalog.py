@@ -1,7 +1,5 @@
 """The cards of the algorithms: complete, and printed with what stands at the top of their files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from enum import Enum

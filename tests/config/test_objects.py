@@ -1,7 +1,5 @@
 """Classes and functions given in Python, by name."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import sys
 import types

@@ -1,7 +1,5 @@
 """The schedule: an algorithm's versions have its options."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, Field
 
 from flray.algorithms.fedavg import FedAvg

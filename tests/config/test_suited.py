@@ -1,7 +1,5 @@
 """A method in a setting that its card calls unsuited says so before it runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from flray.algorithms import ALGORITHMS

@@ -6,8 +6,6 @@ needs yet.
 * a sequential exchange at the task's end, in which every client sees what the one before it added.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

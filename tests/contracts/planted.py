@@ -1,8 +1,6 @@
 """Algorithms with one mistake each, as users make them, under the name of the contract that must find it; two without,
 and one that may be right or wrong. `flray check tests.contracts.planted`."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 Adding an algorithm: its file, its line in `flray/algorithms/__init__.py`, and a row here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

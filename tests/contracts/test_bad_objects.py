@@ -4,8 +4,6 @@ Each row is (name, object, words): the words are in the first line of the error 
 Right objects, which look unusual, run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import subprocess

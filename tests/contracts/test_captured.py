@@ -1,7 +1,5 @@
 """Local steps that are recorded once and replayed have the bits of steps that are computed each time."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

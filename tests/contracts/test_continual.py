@@ -5,8 +5,6 @@ One run of each is watched (what its methods get, what travels, what its state l
 left in the middle of each task; a second one goes through `flray.run` with every probe on.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise

@@ -7,8 +7,6 @@ A copy is a tensor, a number or a size that the host reads: a GPU has finished a
 tensor from the host, for which nothing waits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

@@ -1,7 +1,5 @@
 """Algorithms that go wrong at a place the test names."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,8 +1,6 @@
 """An algorithm of a user's own that keeps exemplars: at the beginning of a task every client chooses some of what it
 held in the stage before, by number, and trains on them beside its own samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, ClassVar
 

@@ -1,8 +1,6 @@
 """Runs under `coordination: buffered`: the synchronous run where nothing is late, FedBuff and FedAsync of softmax
 regression in NumPy; the same bits whatever happens: `test_same_bits.py`."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """What decides whether a local step is recorded, and whether its record still holds; the bits: `contracts/`."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs whose clients lose classes for some rounds: what is written down of it is what they train on."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Mapping

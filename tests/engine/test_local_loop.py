@@ -1,7 +1,5 @@
 """A client's local training: what is called, and how many steps the server half is told of."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,8 +1,6 @@
 """A run over two tasks with an algorithm of three inference modes and three test sets, against NumPy on the saved
 model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """Messages that no built-in algorithm has, through the engine's own rounds: a state that grows, ragged and summed
 fields of an update, client states that change their form."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any, ClassVar
 

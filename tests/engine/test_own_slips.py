@@ -1,7 +1,5 @@
 """Slips in a user's own parts that trained something else in silence: each is right now, or one line."""
 
-from __future__ import annotations
-
 import array
 import collections
 import copy

@@ -1,8 +1,6 @@
 """What leaves clients out, ends their work early or changes in the middle of a run: the same bits and rows after a
 stop, on actors and in a replay."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

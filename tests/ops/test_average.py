@@ -1,7 +1,5 @@
 """The fixed tree: the same bits whoever summed which part."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What the server half gets of the clients' updates, by field, against NumPy."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Both stores keep the same; files also survive, and forget what no checkpoint needs."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`track:`: names and options, what a tracker gets and when, trackers that fail or hang, MLflow and wandb for real."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """Algorithms of a user's own that break the interface, each in one place, and that end their process."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

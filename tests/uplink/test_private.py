@@ -1,7 +1,5 @@
 """User-level privacy through the engine's rounds: the accountant, what the noise hides, cohorts, resume, refusals."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Each transform in closed form, alone and in an order: clipping, noise, attacks."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Encoded updates through the engine's rounds: the mean, the residuals and the bytes against NumPy; stops, actors."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import ClassVar
 

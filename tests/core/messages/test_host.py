@@ -1,7 +1,5 @@
 """What the host reads of a device's tensors: the same numbers, in one copy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

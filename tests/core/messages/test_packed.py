@@ -1,7 +1,5 @@
 """What a file gives back: every value with its type, every array with its bits, every record with its class."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import json

@@ -1,7 +1,5 @@
 """Messages as values: inherited, sent to another process, measured, compared."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import pickle

@@ -1,7 +1,5 @@
 """Shared parts of a broadcast: taken out by content and put back, and counted once a client."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which messages hold the model, for whoever tests, probes or saves one (`Algorithm.model_of`)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

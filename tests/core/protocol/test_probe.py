@@ -1,7 +1,5 @@
 """What a probe is shown are copies, of arrays as well as of tensors."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np

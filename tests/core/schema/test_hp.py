@@ -1,7 +1,5 @@
 """One line declares a hyper-parameter; everything else reads it."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Literal
 
