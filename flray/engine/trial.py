@@ -270,7 +270,7 @@ class _Trial:
         plain = self._backward(x)
         self._check_counters(x)
         others = {n: p.detach().clone().requires_grad_(p.requires_grad) for n, p in self.parameters.items()}
-        bound = self._passed(x, lambda: self._called(others, x), list(others.values()))
+        bound = self._passed(lambda: self._called(others, x), list(others.values()))
         names = ["", *self.parameters]
         differing = [place for place, pair in enumerate(zip(plain, bound, strict=True)) if not _near(*pair)]
         again = self._backward(x) if differing else plain
@@ -385,12 +385,12 @@ class _Trial:
         for p in parameters:
             p.grad = None
         try:
-            return self._passed(x, lambda: self.module(x), parameters)
+            return self._passed(lambda: self.module(x), parameters)
         finally:
             for p, gradient in zip(parameters, before, strict=True):
                 p.grad = gradient
 
-    def _passed(self, x: Tensor, forward: Callable[[], Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
+    def _passed(self, forward: Callable[[], Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
         """The logits and the gradients of a pass in train mode that begins with the buffers of before."""
         self.put_back()
         try:

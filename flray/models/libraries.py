@@ -71,7 +71,7 @@ def timm_network(
         known = timm.get_pretrained_cfg(network)
     if known is not None and known.fixed_input_size:
         options.setdefault("img_size", (height, width))
-    file = _timm_file(what, network, known, pretrained) if pretrained else None
+    file = _timm_file(what, known, pretrained) if pretrained else None
     own: dict[str, Any] = {}
     with _library_errors(what, pretrained):
         if file is not None:
@@ -278,7 +278,7 @@ def _split(what: str, body: nn.Module, sample: Tensor, num_classes: int, start: 
     return module
 
 
-def _timm_file(what: str, network: str, known: Any, pretrained: bool | str) -> str:
+def _timm_file(what: str, known: Any, pretrained: bool | str) -> str:
     """The file of timm's weights. Raises `ConfigError` if it is not here."""
     if isinstance(pretrained, str):
         file = Path(os.path.expanduser(pretrained))
