@@ -3,8 +3,6 @@
 import functools
 import importlib
 import inspect
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from flray.core.schema.errors import FlrayError
 from flray.results.notebook import Runs
 from tests.support.commands import succeeded
 from tests.support.iris import TOY
+from tests.support.processes import python
 
 
 def hidden(run: flray.Run) -> list[int]:
@@ -92,8 +91,7 @@ def test_what_a_module_registers_is_given_itself(tmp_path: Path, monkeypatch: py
     named = flray.run(TOY, "partition=halves", "partition.clients=3", out=tmp_path / "named", progress=False)
     assert losses([run]) == losses([named]), "FedAvg by another name"
     code = f"import flray; print(flray.resume({str(run.folder)!r}, rounds=2, progress=False).status)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "finished", done.stderr
+    assert python("-c", code, cwd=tmp_path).stdout.strip() == "finished"
     (one,) = load_config(TOY, {"algorithm": {"name": halves.Slow, "lr": 0.2}})
     assert one.dump()["algorithm"]["name"] == "slow" and one.algorithm.lr == 0.2 and "halves" in one.imports
     cells = load_config(TOY, {"algorithm": [FedSOL, "fedavg", halves.Slow]})
@@ -216,7 +214,7 @@ def test_ray_starts_before_torch_is_imported(words, here):
         "api.start_ray, api.simulate = start, simulate\n"
         f"flray.run({TOY!r}, *{values!r}, out={out!r})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python("-c", code, status=None)
     assert done.stderr.splitlines()[-1:] == [f"{load_config(TOY)[0].name} False" if here else "not yet"]
 
 
@@ -224,7 +222,7 @@ def test_a_module_that_fails_runs_once(tmp_path):
     """The early start of Ray reads the configuration, and what it names, before the run does."""
     (tmp_path / "broken.py").write_text("print('runs')\nraise RuntimeError('as asked')\n")
     code = f"import flray\nflray.run({TOY!r}, 'resources.executor=calls', imports=iter(['broken']))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = python("-c", code, status=1, cwd=tmp_path)
     assert done.stdout == "runs\n" and "as asked" in done.stderr.splitlines()[-1]
 
 

@@ -7,7 +7,6 @@ A rule that does not hold everywhere yet names its exceptions in `UNTIL`; one th
 import ast
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[1]
 
@@ -220,14 +221,7 @@ def test_what_is_slow_to_import_is_imported_where_it_is_used():
     loaded = "import sys, {}; print(*{{name.partition('.')[0] for name in sys.modules}})"
 
     def packages(*names: str) -> set[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", loaded.format(", ".join(names))],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=ROOT,
-        )
-        return set(done.stdout.split())
+        return set(python("-c", loaded.format(", ".join(names)), cwd=ROOT).stdout.split())
 
     assert not packages("flray") & {*SLOW, "torch", "ray", "pandas", "pydantic"}
     reads = (

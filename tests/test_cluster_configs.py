@@ -16,6 +16,7 @@ import ray
 import yaml
 
 from flray.config.loader import load_config
+from tests.support.commands import wait_for_rounds
 from tests.support.heads import BIN, flray, processes_of, run
 
 ROOT = Path(__file__).parents[1]
@@ -176,10 +177,7 @@ def test_the_slurm_script_runs_on_its_nodes_saves_at_the_time_limit_and_resumes(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    until = time.monotonic() + 240
-    while not list(out.glob("rounds/part-*.parquet")) or pandas.read_parquet(out / "rounds")["round"].max() < 3:
-        assert time.monotonic() < until and process.poll() is None, process.communicate(timeout=60)[0]
-        time.sleep(0.1)
+    wait_for_rounds(out, 3, process)
     process.send_signal(signal.SIGTERM)  # as SLURM does with --signal=B:TERM@120
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 143, text

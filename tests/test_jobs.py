@@ -4,18 +4,15 @@ nodes."""
 import json
 import re
 import shutil
-import time
-from pathlib import Path
 
 import pandas
 import pytest
 
 from flray import run
+from tests.support.commands import QUICK, wait_for_rounds
 from tests.support.heads import flray, ray_head
 from tests.support.runs import model
 
-ROOT = Path(__file__).parents[1]
-QUICK = ROOT / "configs" / "quickstart.yaml"
 FAST = ("partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false")
 
 
@@ -26,15 +23,6 @@ def submitted(tmp_path):
     folder.mkdir()
     shutil.copy(QUICK, folder)
     return "--working-dir", str(folder), "--", "flray", "run", "quickstart.yaml"
-
-
-def wait_for_rounds(folder, count):
-    until = time.monotonic() + 120
-    while (
-        not list(folder.glob("rounds/part-*.parquet")) or pandas.read_parquet(folder / "rounds")["round"].max() < count
-    ):
-        assert time.monotonic() < until, f"no round {count} in {folder}"
-        time.sleep(0.1)
 
 
 # jobs -----------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@ points to is there."""
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from flray.algorithms import ALGORITHMS
 from flray.cli import app
 from flray.config.loader import load_config
 from tests.support.pages import commands, overrides
+from tests.support.processes import python
 
 ROOT = Path(__file__).parent.parent
 TOPS = ("*", "docs/*", "configs/**/*", "flray/**/*", "tuning/**/*")
@@ -62,8 +61,7 @@ def test_the_readme_of_a_package_has_no_relative_link(tmp_path):
         (tmp_path / name).mkdir()
     shutil.copy(ROOT / "flray" / "__init__.py", tmp_path / "flray")  # the version
     make = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('.'))"
-    done = subprocess.run([sys.executable, "-c", make], cwd=tmp_path, capture_output=True, text=True, check=True)
-    text = (tmp_path / done.stdout.split()[-1] / "METADATA").read_text()
+    text = (tmp_path / python("-c", make, cwd=tmp_path).stdout.split()[-1] / "METADATA").read_text()
     assert f"\nVersion: {flray.__version__}\n" in text
     assert "Description-Content-Type: text/markdown" in text and "# flray" in text
     targets = re.findall(r"\]\(([^)\s]+)\)", text)

@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "pages" / "tutorials").glob("*.md"))
@@ -22,11 +22,4 @@ def test_the_examples_of_the_pages_have_no_type_error(tmp_path: Path) -> None:
         (tmp_path / f"example_{number}.py").write_text(code)
     settings = ("--check-untyped-defs", "--ignore-missing-imports", "--follow-imports=silent", "--config-file=")
     files = sorted(path.name for path in tmp_path.glob("*.py"))
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *settings, *files],
-        cwd=tmp_path,
-        env=os.environ | {"MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", "mypy", *settings, *files, cwd=tmp_path, env=os.environ | {"MYPYPATH": str(ROOT)})

@@ -26,7 +26,7 @@ from flray.models.label_embeddings import label_embeddings
 from flray.ops.synthesis import Student, Teacher
 from flray.rundir import checkpoint
 from tests.contracts.networks import Pictured
-from tests.contracts.table import experiment
+from tests.contracts.table import PICTURES, experiment
 from tests.support.small_cases import context, normal
 
 SHAPE = (1, 8, 8)
@@ -75,7 +75,7 @@ def kd(t, s, temperature=2.0):
     return -(F.softmax(t / temperature, 1) * F.log_softmax(s / temperature, 1)).sum() / len(s)
 
 
-def pool_of(ctx, algorithm, pool, step, size, an_epoch):
+def pool_of(ctx, pool, step, size, an_epoch):
     """The batch of the pool that belongs to a step, by hand: an order an epoch, 8 bits to 0..1, normalised."""
     order = ctx.rng("pool", step // an_epoch).permutation(len(pool))
     place = step % an_epoch
@@ -124,7 +124,7 @@ def test_targets_client(lode):
     pool = (255 * torch.rand(9, *SHAPE)).to(torch.uint8)
     broadcast = PoolDown(local.w.clone(), local.b.clone(), old_w, old_b, pool)
     for step in range(2):
-        x = pool_of(ctx, algorithm, pool, step, 6, 1)  # an epoch is one batch: that is all the client has
+        x = pool_of(ctx, pool, step, 6, 1)  # an epoch is one batch: that is all the client has
         logits, made = model(batch.x), model(x)
         value = F.cross_entropy(logits[:, NEW], (batch.y == 4).long())
         if lode:
@@ -174,24 +174,17 @@ def test_landers_client_in_its_first_task():
     torch.testing.assert_close(found, flat(ctx, model, value), rtol=1e-4, atol=1e-6)
 
 
+LATER = {"lte": "random", "lte_dim": 6, "a_cur": 0.3, "a_pre": 0.4, "batch_size": 4, "crop_padding": 0, "flip": False}
+
+
 def test_landers_client_in_a_later_task():
     """cur = a_cur (1 + 1/alpha) / beta, pre = a_pre alpha beta, with C_t = 4 and C_{t-1} = 2: alpha = log2 3, beta =
     sqrt(1/2)."""
-    algorithm = Lander(
-        lte="random",
-        lte_dim=6,
-        lambda_ltc=0.5,
-        a_cur=0.3,
-        a_pre=0.4,
-        radius=0.0,
-        batch_size=4,
-        crop_padding=0,
-        flip=False,
-    )
+    algorithm = Lander(**LATER, lambda_ltc=0.5, radius=0.0)
     ctx, local, model, old, (start, before), batch = world(algorithm, 6)
     pool, lte = (255 * torch.rand(9, *SHAPE)).to(torch.uint8), normal(5, 6)
     local = local.replace(moments=local.moments.replace(steps=4))  # the second batch of the pool's second order
-    x = pool_of(ctx, algorithm, pool, 4, 4, 3)
+    x = pool_of(ctx, pool, 4, 4, 3)
     alpha, beta = log2(3), sqrt(0.5)
     z = model.features(batch.x)
     new = F.cross_entropy(model.head(z)[:, NEW], (batch.y == 4).long()) + 0.5 * F.mse_loss(model.att(z), lte[batch.y])
@@ -207,13 +200,11 @@ def test_landers_client_in_a_later_task():
 def test_lander_counts_the_classes_of_a_shared_head_in_every_domain(task):
     """FedProTIP's `client_lander.py` on DomainNet: `_total_classes` grows by 345 a domain, here by 5, and
     `_known_classes` is the domain's before: in the second one alpha = log2(10 / 2 + 1), beta = sqrt(5 / 10)."""
-    algorithm = Lander(
-        lte="random", lte_dim=6, lambda_ltc=0.0, a_cur=0.3, a_pre=0.4, batch_size=4, crop_padding=0, flip=False
-    )
+    algorithm = Lander(**LATER, lambda_ltc=0.0)
     ctx, local, model, old, (start, before), batch = world(algorithm, 6)
     ctx = replace(ctx, clock=Clock(task=task, done=9), classes=Classes([range(5)] * (task + 1), 5))
     pool = (255 * torch.rand(4, *SHAPE)).to(torch.uint8)
-    x = pool_of(ctx, algorithm, pool, 0, 4, 1)
+    x = pool_of(ctx, pool, 0, 4, 1)
     alpha, beta = log2(5 * (task + 1) / 2 + 1), sqrt(task / (task + 1))
     z, t = model.features(x), old.features(x)
     past = kd(old.head(t).detach(), model.head(z)) + F.mse_loss(model.att(z), old.att(t).detach())
@@ -287,16 +278,11 @@ def run(name, folder, options=None, **sections):
     return flray.run(experiment(name, options, resources=resources, **sections), out=folder, progress=False)
 
 
-PICTURES = {
-    "rounds": 2,
+SIX_CLASSES = {"shape": [8, 8, 1], "num_classes": 6, "num_train": 180, "num_test": 60}
+THREE_TASKS = {
+    **PICTURES,
     "tasks": {"num_tasks": 3},
-    "data": {
-        "source": "synthetic",
-        "options": {"shape": [8, 8, 1], "num_classes": 6, "num_train": 180, "num_test": 60},
-    },
-    "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0, "variant": "plain", "min_size": 8},
-    "model": {"name": "tests.contracts.networks:Pictured"},
-    "cohort": {"size": 2},
+    "data": {"source": "synthetic", "options": SIX_CLASSES},
     "checkpoint": {"every": 1, "keep": 0},
 }
 
@@ -305,7 +291,7 @@ PICTURES = {
 def test_the_pool_is_sent_once_a_client_and_task(name, tmp_path):
     """Down: the model (and alike in every message) and, once a client and task, the old model and the pool of 20 (40)
     images of 64 bytes; LANDER's embeddings once a client."""
-    found = run(name, tmp_path / "run", **PICTURES)
+    found = run(name, tmp_path / "run", **THREE_TASKS)
     state = checkpoint.latest(found.folder).server.message()
     count = 20 if name == "target" else 40
     assert state.pool.shape == (count, *SHAPE) and state.pool.dtype == np.uint8
@@ -328,7 +314,7 @@ def test_the_pool_is_sent_once_a_client_and_task(name, tmp_path):
 
 
 def test_mfcl_trains_one_generator_on_from_task_to_task(tmp_path):
-    found = run("mfcl", tmp_path / "run", **PICTURES)
+    found = run("mfcl", tmp_path / "run", **THREE_TASKS)
     states = {
         done: checkpoint.read(path).server.message()
         for done, path in enumerate(sorted((found.folder / "checkpoints").glob("round-*[0-9]")))
@@ -339,7 +325,7 @@ def test_mfcl_trains_one_generator_on_from_task_to_task(tmp_path):
 
 def test_mfcl_with_a_known_schedule_needs_no_tasks(tmp_path):
     """From round 2 to before round 4 the generator and the old model go down; else FedAvg's traffic."""
-    sections = {**PICTURES, "rounds": 5}
+    sections = {**THREE_TASKS, "rounds": 5}
     del sections["tasks"]
     found = run("mfcl", tmp_path / "run", {"from_round": 2, "to_round": 4}, **sections)
     exchanges = found.rounds["exchanges"].tolist()
@@ -383,7 +369,7 @@ def test_mfcl_makes_its_generator_whichever_clients_a_drift_empties(seed, tmp_pa
 
 def test_a_round_whose_generator_is_made_first_is_replayed_by_client(tmp_path):
     """The clients of its first exchange that has some."""
-    sections = {**PICTURES, "rounds": 3}
+    sections = {**THREE_TASKS, "rounds": 3}
     del sections["tasks"]
     found = run("mfcl", tmp_path / "run", {"from_round": 2}, **sections)
     updates = [(client, row["num_steps"]) for client, _, row in Replay(found.folder).goto(1).clients()]

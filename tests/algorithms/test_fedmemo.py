@@ -9,7 +9,7 @@ from flray.core.protocol.clock import Clock
 from flray.core.schema.errors import ConfigError
 from flray.ops.detect import Detector
 from flray.ops.proxy_step import two_step
-from tests.contracts.table import experiment
+from tests.contracts.table import ALARMED, experiment
 from tests.support.messages import facts
 
 EVERY_ROUND = {"trigger": "scheduled", "r0": 1}
@@ -110,17 +110,8 @@ def test_proxy_data_that_end_in_one_sample_train_batch_norm(tmp_path, options):
 
 
 def test_the_alarm_is_the_detectors_on_the_reported_signal(tmp_path):
-    options = {
-        "trigger": "while_alarm",
-        "detector.W": 5,
-        "detector.m": 1,
-        "detector.rho": 0.3,
-        "detector.rho_off": 0.2,
-        "detector.guard": 0,
-        "detector.warmup": 5,
-        "min_on": 2,
-    }
-    rows = played(tmp_path, 9, {**options, "lr_decay": 0.7}).rows
+    options = {**ALARMED, "detector.rho_off": 0.2, "min_on": 2, "lr_decay": 0.7}
+    rows = played(tmp_path, 9, options).rows
     chosen = {key.removeprefix("detector."): value for key, value in options.items() if key.startswith("detector.")}
     alarms = Detector(**chosen).alarms([row["memo/wv"] for row in rows])
     assert [bool(row["memo/alarm"]) for row in rows] == alarms and any(alarms)

@@ -1,10 +1,10 @@
 """A field that a message does not have is a type error in the file of an algorithm, flray's own or a user's."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[2]
 OWN = """
@@ -50,8 +50,7 @@ def test_a_wrong_field_is_a_type_error(tmp_path):
         assert OWN.count(right) == 1
         (tmp_path / f"wrong_{number}.py").write_text(OWN.replace(right, wrong))
     files = sorted(map(str, tmp_path.glob("*.py")))
-    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), *files]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    said = python("-m", "mypy", "--config-file", ROOT / "pyproject.toml", *files, status=1, cwd=ROOT).stdout
     errors = sorted(line for line in said.splitlines() if ": error:" in line)
     assert [Path(line.split(":")[0]).stem for line in errors] == [f"wrong_{number}" for number in range(len(WRONG))]
     for line, (_, expected) in zip(errors, WRONG.values(), strict=True):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError
 from tests.support.commands import invoke, succeeded
 from tests.support.messages import assert_says
+from tests.support.processes import python
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
@@ -209,13 +209,7 @@ def test_a_template_runs_and_its_test_passes(part, tmp_path):
     assert {path.name for path in (tmp_path / "own").iterdir()} == {
         "quickstart.yaml", f"my_{part}.py", f"my_{part}.yaml", f"test_my_{part}.py"
     }  # fmt: skip
-    tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=tmp_path / "own",
-        capture_output=True,
-        text=True,
-    )
-    assert tested.returncode == 0 and "passed" in tested.stdout, tested.stdout + tested.stderr
+    assert "passed" in python("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / "own").stdout
 
 
 def test_templates_are_apart_from_papers_and_overwrite_nothing(tmp_path):

@@ -25,6 +25,7 @@ from flray.engine.ray import cluster
 from flray.scenario import PartitionWarning
 from tests.support.commands import interrupted, invoke, succeeded
 from tests.support.messages import assert_says, facts
+from tests.support.processes import python
 
 QUICK = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 FAST = ["rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false"]
@@ -303,9 +304,6 @@ def test_own_modules_and_relative_data_are_found_from_any_folder(ray_cluster, tm
     folder = here / "g" / "mine-seed1"
     env = {**os.environ, "PYTHONPATH": str(Path(QUICK).parent.parent), "CUDA_VISIBLE_DEVICES": ""}
     for command in (["resume", "../here/r", "rounds=3"], ["replay", str(folder), "--client", "0", "--round", "2"]):
-        again = subprocess.run(
-            [sys.executable, "-m", "flray", *command], capture_output=True, text=True, cwd=there, env=env, timeout=200
-        )
-        assert again.returncode == 0, again.stderr
+        python("-m", "flray", *command, cwd=there, env=env)
     assert list(pandas.read_parquet(here / "r" / "rounds")["round"]) == [1, 2, 3]
     assert list(there.iterdir()) == []

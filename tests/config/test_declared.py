@@ -1,7 +1,6 @@
 """The table of what classes declare says what the classes say, and a command with a mistake ends without torch."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from flray.config.loader import load_config
 from flray.core.schema.errors import FlrayError
 from flray.core.schema.registry import standing_in
 from flray.tuning.sweep_file import load_sweep
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "configs/quickstart.yaml"
@@ -28,8 +28,8 @@ LIGHT = "import sys, flray.cli.catalog, flray.tuning.sweep_file; print(*sys.modu
 @pytest.fixture(scope="module")
 def stand_ins() -> StandIns:
     """The classes as a process imports them that has no torch: what such a process lacks is away for the moment."""
-    light = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, timeout=120)
-    heavy = {name for name in sys.modules if name.partition(".")[0] in {"flray", *HEAVY}} - {*light.stdout.split()}
+    light = python("-c", LIGHT).stdout.split()
+    heavy = {name for name in sys.modules if name.partition(".")[0] in {"flray", *HEAVY}} - {*light}
     away = {name: sys.modules.pop(name) for name in heavy}
     names = {name: dict(vars(module)) for name, module in [*sys.modules.items()] if name.partition(".")[0] == "flray"}
     try:
@@ -62,8 +62,7 @@ with declared_only() as beside:
 other.join()
 print(alone, beside)
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert said.stdout == "True False\n"
+    assert python("-c", code).stdout == "True False\n"
 
 
 def test_no_module_that_stays_has_seen_a_stand_in(stand_ins):
@@ -236,15 +235,7 @@ COMMANDS: list[tuple[list[str], int]] = [
 
 def ended(commands: list[list[str]]) -> list[list[Any]]:
     """(code, stdout, stderr) of each command, in a process that has imported the command line alone."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED],
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=240,
-    )
-    return json.loads(done.stdout)
+    return json.loads(python("-c", LOADED, status=None, input=json.dumps(commands), cwd=ROOT).stdout)
 
 
 @pytest.fixture(scope="module")

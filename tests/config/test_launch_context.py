@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import flray
 from flray.config.launch_context import find_modules, launch_context, started_in, working_directory
 from flray.config.loader import load_config
 from flray.core.schema.errors import ConfigError, ResourceError
+from tests.support.processes import python
 
 
 def test_modules_and_relative_paths_of_a_run_are_those_of_its_start(tmp_path, monkeypatch):
@@ -119,6 +119,5 @@ def test_modules_of_relative_folders_need_the_working_directory_and_others_do_no
 
 @pytest.mark.parametrize("command", [["run", "iris.yaml"], ["list", "models"], ["resume", "run"]])
 def test_commands_say_it_in_the_same_line(gone, command):
-    found = subprocess.run([sys.executable, "-m", "flray", *command], capture_output=True, text=True)
-    assert found.returncode == 2 and found.stderr.startswith("error: this process's working directory is gone;")
-    assert found.stderr.count("\n") == 1
+    said = python("-m", "flray", *command, status=2).stderr
+    assert said.startswith("error: this process's working directory is gone;") and said.count("\n") == 1

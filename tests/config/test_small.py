@@ -2,7 +2,6 @@
 
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,6 +19,7 @@ from flray.engine.flops import CountFlops
 from flray.models import build_model
 from flray.models.model_config import ModelConfig
 from flray.running import simulate
+from tests.support.processes import python
 from tests.support.runs import model
 
 QUICK = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -124,9 +124,7 @@ def test_a_small_run_is_that_of_actors_and_imports_no_ray(ray_cluster: ModuleTyp
     config.write_text(yaml.safe_dump({"extends": str(QUICK), "rounds": 2, "evaluate": {"clients": False}}))
     code = f"import flray, sys; flray.run({str(config)!r}, out='here'); assert 'ray' not in sys.modules"
     known = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=known, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("a small run: in this process, without Ray") == 1
+    assert python("-c", code, cwd=tmp_path, env=known).stderr.count("a small run: in this process, without Ray") == 1
     written: dict[str, Any] = yaml.safe_load((tmp_path / "here" / "config.yaml").read_text())
     assert written["resources"]["executor"] == "local"
     simulate(load_config(config, ["resources.executor=calls"])[0], tmp_path / "actors")

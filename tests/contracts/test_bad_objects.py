@@ -6,8 +6,6 @@ Right objects, which look unusual, run.
 
 import dataclasses
 import functools
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,20 +36,13 @@ from flray.models import MODELS
 from flray.scenario import DRIFTS, PARTITIONS, Drift, Partition
 from flray.uplink import UPLINKS, Compressor
 from tests.contracts import bad_networks as net
+from tests.support.iris import FOUR_CLIENTS
 from tests.support.messages import assert_says
+from tests.support.processes import python
 
 FILE = "test_bad_objects.py, line "
 TRAINING = {"lr": 0.05, "local_epochs": 1, "batch_size": 8}
-BASE: dict[str, Any] = {
-    "seed": 3,
-    "rounds": 1,
-    "data": {"source": "iris", "standardize": True},
-    "partition": {"name": "iid", "clients": 4},
-    "cohort": {"size": 2},
-    "model": {"name": "mlp", "hidden": [4]},
-    "algorithm": {"name": "fedavg", **TRAINING},
-    "resources": {"executor": "local", "server": {"threads": 1}},
-}
+BASE: dict[str, Any] = {**FOUR_CLIENTS, "rounds": 1, "algorithm": {"name": "fedavg", **TRAINING}}
 CLIENTS = 4
 
 
@@ -783,8 +774,7 @@ def test_on_the_command_line_it_is_one_line_and_no_traceback(tmp_path):
     """Iris has 120 training samples, 0 to 119; the second client asks for 120."""
     (tmp_path / "bad.py").write_text(BAD)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**BASE, "partition": {"name": "beyond", "clients": 2}}))
-    words = [sys.executable, "-m", "flray", "run", "config.yaml", "--import", "bad", "--out", "run"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = python("-m", "flray", "run", "config.yaml", "--import", "bad", "--out", "run", status=2, cwd=tmp_path)
     (line,) = [line for line in done.stderr.splitlines() if "beyond" in line]
-    assert done.returncode == 2 and "Traceback" not in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr + done.stdout
     assert_says(line, "partition beyond: beyond (bad.py, line 4)", "sample 120 for client 1", "0 to 119")

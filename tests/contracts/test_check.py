@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +17,13 @@ from flray.contracts import checks
 from flray.core.schema.errors import FlrayError
 from flray.core.schema.hp import Hyperparameter
 from tests.contracts.planted import PLANTED
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[2]
 
 
 def checked(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "flray", "-q", "check", *words], cwd=folder, capture_output=True, text=True, check=False
-    )
+    return python("-m", "flray", "-q", "check", *words, status=None, cwd=folder)
 
 
 def found(*names: str) -> dict[str, dict[str, str]]:

@@ -1,7 +1,5 @@
 """Sources, preparation, constants, leaks, proxies; every error a user can meet."""
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from flray.core.schema.errors import ConfigError, DataError
 from flray.data import SOURCES, Augment, DataConfig, LeakWarning, ProxyConfig, Split, Splits, load_proxy
 from tests.support.data_files import LABEL, image_column, images, load, write
 from tests.support.messages import facts, mistakes, with_options
+from tests.support.processes import python
 
 
 @pytest.fixture
@@ -381,9 +380,7 @@ def test_a_worker_maps_and_imports_nothing_heavy(root):
         "heavy = ('sklearn', 'PIL', 'pyarrow', 'pandas', 'torchvision', 'datasets', 'ray', 'tokenizers', "
         "'transformers')\nprint([m for m in heavy if m in sys.modules])"
     )
-    where = str(Path(__file__).parents[2])
-    done = subprocess.run([sys.executable, "-c", code], cwd=where, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "[]", done.stderr
+    assert python("-c", code, cwd=Path(__file__).parents[2]).stdout == "[]\n"
 
 
 def test_a_crop_is_padded_by_no_more_than_the_image():

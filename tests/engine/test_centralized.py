@@ -1,7 +1,5 @@
 """`algorithm=centralized` with `executor: local`: the bits of one learner by hand, also after a stop, without Ray."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from flray.running import play
 from tests.support.centralized import config
 from tests.support.learners import rounds_by_hand
 from tests.support.messages import facts
+from tests.support.processes import python
 
 LOCAL = {"resources": {"executor": "local", "server": {"threads": 1}}}
 
@@ -51,6 +50,4 @@ def test_it_imports_no_ray(tmp_path):
     path.write_text(config(rounds=1, **LOCAL).yaml())
     run = f"flray.run({str(path)!r}, out={str(tmp_path / 'run')!r}, progress=False)"
     code = f"import sys, flray; {run}; print('ray' in sys.modules)"
-    here = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=here, check=True)
-    assert done.stdout.strip() == "False"
+    assert python("-c", code, cwd=Path(__file__).parents[2]).stdout.strip() == "False"

@@ -1,7 +1,6 @@
 """When flray's command may be forked: `tests/engine/ray/private/test_worker.py` has what its forks are."""
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -11,9 +10,9 @@ import pytest
 from flray.engine import forked
 from flray.engine.early_fork import Interpreter
 from flray.shipped import shipped
+from tests.support.processes import python
 
 SLOW = pytest.mark.slow
-THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1,)).start()"
 INSTALLED = """
 import sys, sysconfig
 get_path = sysconfig.get_path
@@ -40,8 +39,7 @@ def test_a_command_that_starts_a_ray_is_forked(script: list[str], may: bool, tmp
     """With all that the command has done until then; but a script of the user's may have done more."""
     (tmp_path / script[0]).write_text(COMMAND)
     words = [str(shipped("configs") / "quickstart.yaml"), "resources.executor=calls", "--out", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, *script, "run", *words], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == f"{may}\n", done.stderr
+    assert python(*script, "run", *words, status=None, cwd=tmp_path).stdout == f"{may}\n"
 
 
 @pytest.mark.slow
@@ -49,8 +47,8 @@ def test_with_a_ray_of_others_nothing_is_forked(tmp_path: Path) -> None:
     """The command joins the one that RAY_ADDRESS names, where no such process is asked."""
     words = [str(shipped("configs") / "quickstart.yaml"), "resources.executor=calls", "--out", str(tmp_path / "run")]
     environ = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
-    done = subprocess.run([sys.executable, "-c", COMMAND, "run", *words], env=environ, capture_output=True, text=True)
-    assert done.stdout == "" and "RAY_ADDRESS=127.0.0.1:1" in done.stderr and done.returncode == 2
+    done = python("-c", COMMAND, "run", *words, status=2, env=environ)
+    assert done.stdout == "" and "RAY_ADDRESS=127.0.0.1:1" in done.stderr
 
 
 def test_a_command_that_is_stopped_while_it_imports_torch_leaves_nothing(
@@ -89,5 +87,4 @@ def test_a_command_with_the_users_work_in_it_is_not_forked(state: str, may: bool
     (tmp_path / "site" / "plain.py").write_text("def own(): pass")
     (tmp_path / "site" / "plugin.py").write_text("from flray.core.schema.registry import Registry\nown = Registry")
     (tmp_path / "site" / "model.py").write_text("import flray.core.schema.registry as own")
-    done = subprocess.run([sys.executable, "-c", ASK.format(state)], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == f"{may}\n", done.stderr
+    assert python("-c", ASK.format(state), cwd=tmp_path).stdout == f"{may}\n"

@@ -1,8 +1,6 @@
 """FLOPs of local steps: a count by hand, and torch's counter on every real step beside the two that a run counts."""
 
 import functools
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from flray.engine import cohort as cohorts, server
 from flray.engine.exchanges import Chunk
 from flray.engine.flops import StepFlops, count_step_flops, largest_client, step_kind
 from tests.contracts.table import experiment
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,5 +162,4 @@ done = flray.run("configs/quickstart.yaml", "rounds=1", "resources.executor=loca
 assert done.rounds["client_flops"].iloc[0] > 0
 print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert python("-c", code, cwd=ROOT).stdout.splitlines()[-1] == "[]"

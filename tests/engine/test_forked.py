@@ -12,6 +12,7 @@ import pytest
 
 from flray.engine import forked
 from tests.support.leftovers import ended
+from tests.support.processes import python
 
 HELPERS = """
 import os, signal, sys
@@ -188,10 +189,7 @@ def test_ctrl_c_leaves_it_to_its_owner() -> None:
         "forked.fork('helpers:echo').close()\nos.killpg(os.getpgrp(), signal.SIGINT)\ntime.sleep(0.5)\n"
         "print(forked._parent._process.poll())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, start_new_session=True
-    )
-    assert done.stdout == "None\n", done.stderr
+    assert python("-c", code, start_new_session=True).stdout == "None\n"
 
 
 @pytest.mark.parametrize("programs", [False, True])
@@ -205,8 +203,7 @@ def test_it_ends_without_a_child_for_long(programs: bool) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listening:
         given = [theirs.fileno(), *([listening.fileno()] if programs else [])]
-        done = subprocess.run([sys.executable, "-c", code, *map(str, given)], pass_fds=given, check=False, timeout=60)
-    assert done.returncode == 0
+        python("-c", code, *given, pass_fds=given, timeout=60)
 
 
 def test_without_a_parent_a_child_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Frozen tensors lie in memory that the processes of a node share, and are what they were."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import nn
 
 from flray.engine import node_memory
 from flray.engine.node_memory import share_frozen
+from tests.support.processes import python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is mapped is read from /proc")
 
@@ -92,6 +92,5 @@ def test_a_second_process_takes_no_memory_for_it(tmp_path):
         "print(full, anon() - before)"
     )
     for _ in range(2):
-        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        held, shared = map(int, found.split())
+        held, shared = map(int, python("-c", code).stdout.split())
         assert held >= 60 and shared < 16

@@ -1,10 +1,10 @@
 """How long OpenMP's threads wait, in the processes of a Ray."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.support.processes import python
 
 SAY = "import flray.engine.ray, os; print(os.environ.get('GOMP_SPINCOUNT'))"
 
@@ -14,5 +14,4 @@ SAY = "import flray.engine.ray, os; print(os.environ.get('GOMP_SPINCOUNT'))"
 )
 def test_the_threads_of_a_server_leave_the_cores_to_the_clients_unless_the_user_says_how(own, count):
     others = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    said = subprocess.run([sys.executable, "-c", SAY], env=others | own, capture_output=True, text=True, check=True)
-    assert said.stdout == f"{count}\n"
+    assert python("-c", SAY, env=others | own).stdout == f"{count}\n"

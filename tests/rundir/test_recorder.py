@@ -1,7 +1,6 @@
 """Parquet that opens at any moment."""
 
 import errno
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from flray.rundir.recorder import ParquetTable, Recorder
 from tests.support.events import events_of
 from tests.support.leftovers import left_by_the_dead
 from tests.support.messages import facts
+from tests.support.processes import python
 
 
 def after(done, phase="round"):
@@ -176,8 +176,7 @@ for done in (1, 2):
     table.flush()
 print("pandas" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "rounds")], capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
+    assert python("-c", code, tmp_path / "rounds").stdout == "False\n"
     assert len(pd.read_parquet(tmp_path / "rounds")) == 2
 
 

@@ -47,9 +47,10 @@ def interrupted(folder: Path, *words: object) -> Result:
     return stopped
 
 
-def wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
-    """Until the run of a process has written so many rounds."""
-    until, rounds = time.monotonic() + 120, folder / "rounds"
+def wait_for_rounds(folder: Path, count: int, process: subprocess.Popen[str] | None = None) -> None:
+    """Until a run, that of the process, has written so many rounds."""
+    until, rounds = time.monotonic() + 240, folder / "rounds"
     while not list(rounds.glob("part-*.parquet")) or pandas.read_parquet(rounds)["round"].max() < count:
-        assert time.monotonic() < until and process.poll() is None
+        assert time.monotonic() < until, f"no round {count} in {folder}"
+        assert process is None or process.poll() is None, process.communicate(timeout=60)
         time.sleep(0.05)

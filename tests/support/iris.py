@@ -12,6 +12,23 @@ IRIS = {
 
 LOCAL = {"lr": 0.1, "local_epochs": 2, "batch_size": 8}
 
+FOUR_CLIENTS = {
+    "seed": 3,
+    "data": {"source": "iris", "standardize": True},
+    "partition": {"name": "iid", "clients": 4},
+    "cohort": {"size": 2},
+    "model": {"name": "mlp", "hidden": [4]},
+    "resources": {"executor": "local", "server": {"threads": 1}},
+}
+
+UNEQUAL = {  # five clients of other sizes and classes, and public samples
+    "seed": 3,
+    "data": {"source": "iris", "standardize": True},
+    "proxy": {"source": "holdout", "size": 24, "labelled": False},
+    "partition": {"name": "dirichlet", "clients": 5, "alpha": 1.0, "variant": "plain", "min_size": 6},
+    "checkpoint": {"every": 2, "keep": 0},
+}
+
 TOY = {  # one round of three clients
     "name": "toy",
     "data": {"source": "iris"},

@@ -18,6 +18,7 @@ from flray.core.protocol.exchange import Exchange
 from flray.core.protocol.modes import Mode, Prediction
 from flray.core.protocol.samples import ClientData
 from flray.core.schema.hp import hp
+from tests.support.iris import FOUR_CLIENTS
 
 
 class Breaking(FedAvg, frozen=True):
@@ -258,15 +259,10 @@ def experiment(name: str, what: str = "", round: int = 0, rounds: int = 2, **sec
     """Iris with the algorithm `misbehaving_NAME` of this module, which does `what` in the round `round`, from 0."""
     algorithm = {"lr": 0.05, "local_epochs": 1, "batch_size": 8, "what": what, "round": round}
     base = {
-        "seed": 3,
+        **FOUR_CLIENTS,
         "rounds": rounds,
         "imports": ["tests.support.misbehaving"],
-        "data": {"source": "iris", "standardize": True},
-        "partition": {"name": "iid", "clients": 4},
-        "cohort": {"size": 2},
-        "model": {"name": "mlp", "hidden": [4]},
         "algorithm": {"name": f"misbehaving_{name}", **algorithm, **sections.pop("options", {})},
-        "resources": {"executor": "local", "server": {"threads": 1}},
         "checkpoint": {"every": 1},
     }
     return load_config({**base, **sections})[0]

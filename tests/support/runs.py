@@ -9,6 +9,7 @@ from flray.contracts.played import flatten
 from flray.core.protocol.clock import Clock
 from flray.engine.cohort import sample_cohort
 from flray.rundir import checkpoint
+from tests.support.iris import UNEQUAL
 
 
 def on_actors(algorithm="fedavg", rounds=4, **sections):
@@ -20,16 +21,12 @@ def config(algorithm="fedavg", rounds=4, **sections):
     """Of a run in this process, where the resources name neither actors nor another executor."""
     options = {"name": algorithm} if isinstance(algorithm, str) else algorithm
     base = {
-        "seed": 3,
+        **UNEQUAL,
         "rounds": rounds,
         "imports": ["tests.contracts.own", "tests.engine.faulty"],
-        "data": {"source": "iris", "standardize": True},
-        "proxy": {"source": "holdout", "size": 24, "labelled": False},
-        "partition": {"name": "dirichlet", "clients": 5, "alpha": 1.0, "variant": "plain", "min_size": 6},
         "model": {"name": "tests.contracts.networks:NormNet"},
         "cohort": {"size": 3},
         "algorithm": {"lr": 0.05, "local_epochs": 1, "batch_size": 4, **options},
-        "checkpoint": {"every": 2, "keep": 0},
     }
     given = sections.pop("resources", {})
     here = {} if "client_actors" in given else {"executor": "local"}

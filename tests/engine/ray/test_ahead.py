@@ -1,8 +1,6 @@
 """By calls the clients of a round begin before the driver knows its plan: the bits are the same, whatever comes."""
 
 import itertools
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -20,6 +18,7 @@ from flray.running import play
 from flray.scenario import Scenario
 from tests.engine.ray import ahead, mortal  # noqa: F401  they register algorithms
 from tests.support import outcome
+from tests.support.processes import python
 from tests.support.runs import on_actors
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -162,7 +161,7 @@ def test_a_run_whose_ray_was_ended_takes_nothing_back_in_a_new_one(tmp_path):
         "finally:\n"
         "    print('ended', ray.is_initialized())\n"
     )
-    done = subprocess.run([sys.executable, "-c", rows, tmp_path / "run"], capture_output=True, text=True, check=False)
+    done = python("-c", rows, tmp_path / "run", status=None)
     assert done.stdout.splitlines()[-1:] == ["ended False"], done.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-import subprocess
 import sys
 import threading
 import warnings
@@ -31,6 +30,7 @@ from flray.engine.ray import by_value
 from flray.scenario import PARTITIONS
 from flray.uplink.transform import Transform
 from tests.support import iris
+from tests.support.processes import python
 
 TOY = {**iris.TOY, "rounds": 2, "resources": {"executor": "local"}}  # an own network is no small run by itself
 # as if typed into a notebook; `scale` is read by value, too
@@ -197,9 +197,8 @@ def test_what_has_no_import_path_goes_by_value(tmp_path: Path) -> None:
     assert [one.folder.stat().st_mtime_ns for one in again] == [one.folder.stat().st_mtime_ns for one in grid]
     with pytest.raises(CheckpointError, match="holds another experiment"):
         run("grid", local(0.1), seed=[0, 1])  # the base of the class reads another factor
-    words = [sys.executable, "-m", "flray", "resume", str(first.folder), "rounds=3"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Traceback" not in done.stderr and "only the process that ran it" in done.stderr
+    said = python("-m", "flray", "resume", first.folder, "rounds=3", status=2).stderr
+    assert "Traceback" not in said and "only the process that ran it" in said
     before = losses(first)  # a held run is read again after its resume
     assert losses(flray.resume(first.folder, rounds=3, progress=False))[:2] == before and losses(first)[:2] == before
 
@@ -226,8 +225,7 @@ def test_two_of_one_name_are_two_and_one_given_twice_is_one() -> None:
     experiment = load_config(TOY, {"partition": half["function"], "partition.clients": 3})[0]
     code = "import sys\nfrom flray.engine.ray import by_value\nby_value.adopt(sys.argv[1])\n"
     code += "from flray.scenario import PARTITIONS\nprint(PARTITIONS.get(sys.argv[2]).__name__)"
-    words = [sys.executable, "-c", code, by_value.dumped(experiment), experiment.partition.name]
-    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "parts\n"
+    assert python("-c", code, by_value.dumped(experiment), experiment.partition.name).stdout == "parts\n"
 
 
 def test_what_holds_a_lock_is_one_line() -> None:
@@ -244,10 +242,9 @@ def test_another_process_says_what_it_lacks(cell: Any, tmp_path: Path) -> None:
         load_config(TOY, {"model": cell.Net})
     assert not again, "a loop of runs says it once"
     assert isinstance(run, flray.Run)
-    words = [sys.executable, "-m", "flray", "resume", str(run.folder), "rounds=3"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "Net was defined in a script or a notebook; define it again, or move it into a module" in done.stderr
+    said = python("-m", "flray", "resume", run.folder, "rounds=3", status=2).stderr
+    assert "Traceback" not in said
+    assert "Net was defined in a script or a notebook; define it again, or move it into a module" in said
 
 
 def test_a_sweep_and_its_trials_have_them(cell: Any) -> None:
@@ -258,8 +255,7 @@ def test_a_sweep_and_its_trials_have_them(cell: Any) -> None:
         "import sys\nfrom flray.engine.ray import by_value\nfrom flray.algorithms import ALGORITHMS\n"
         "by_value.adopt(sys.argv[1])\nprint(ALGORITHMS.get('of_main').__mro__[1].__name__)"
     )
-    done = subprocess.run([sys.executable, "-c", code, text], capture_output=True, text=True, check=True)
-    assert done.stdout == "FedAvg\n"
+    assert python("-c", code, text).stdout == "FedAvg\n"
 
 
 def test_what_no_other_process_can_have_is_one_line(cell: Any) -> None:

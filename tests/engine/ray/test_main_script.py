@@ -2,11 +2,11 @@
 again."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import python
 
 
 @pytest.mark.slow
@@ -17,8 +17,5 @@ import pytest
 )
 def test_an_algorithm_of_the_script_itself_is_run_and_resumed(words, store, tmp_path):
     here = Path(__file__).parent
-    run = subprocess.run(
-        [sys.executable, *words, str(tmp_path), store], capture_output=True, text=True, timeout=300, cwd=here,
-        env={**os.environ, "PYTHONPATH": str(here.parents[2])},
-    )  # fmt: skip
+    run = python(*words, tmp_path, store, cwd=here, env={**os.environ, "PYTHONPATH": str(here.parents[2])})
     assert run.stdout.endswith("same bits\n"), run.stderr

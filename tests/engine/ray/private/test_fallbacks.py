@@ -1,7 +1,6 @@
 """A Ray that has nothing of what flray uses beyond the public API: a Ray as it starts itself."""
 
 import subprocess
-import sys
 
 import pytest
 import ray
@@ -9,6 +8,7 @@ import ray
 import flray
 from flray.engine.ray import versions
 from tests.support.commands import QUICK
+from tests.support.processes import python
 
 SMALL = ("rounds=2", "partition.clients=4", "cohort.size=4", "algorithm.local_epochs=1", "evaluate.clients=false")
 CALLS = "resources.executor=calls"
@@ -27,12 +27,7 @@ main()
 
 
 def run_without(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT, "run", str(QUICK), *SMALL, CALLS, *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    return python("-c", WITHOUT, "run", QUICK, *SMALL, CALLS, *words, status=None)
 
 
 @pytest.mark.slow
