@@ -206,8 +206,8 @@ def test_the_papers_differences():
     ]
     unprinted = Counter(each.worse.run for each in without)
     assert unprinted == {
-        "fot": 8, "fedprotip": 19, "ewc algorithm.lam=1.0": 2,
-        "centralized algorithm.lr=0.001": 2, "fedavg algorithm.lr=0.03": 2, "fot algorithm.lr=0.03": 3,
+        "fot": 10, "fedprotip": 25, "mfcl algorithm.lr=0.03": 2, "ewc algorithm.lam=1.0": 2,
+        "centralized algorithm.lr=0.001": 2, "fedavg algorithm.lr=0.03": 4, "fot algorithm.lr=0.03": 3,
         "fedprotip tasks.freeze=['early']": 1, "fedavg": 8, "er": 2, "fedprox": 1,
         "fedavg algorithm.local_epochs=10": 1, "fedmemo": 1, "fedmemo algorithm.trigger=scheduled algorithm.r0=1": 1,
         "fedmemo algorithm.proxy.data=real algorithm.trigger=scheduled algorithm.r0=1": 1, tuned.format("", 1): 1,
