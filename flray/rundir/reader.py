@@ -41,7 +41,8 @@ class ConfigChangedWarning(UserWarning):
 
 
 class Stored(Generic[T]):
-    """A value that a run folder stores: it is read at its first use, and again when its files have changed since."""
+    """A value that a run folder stores: it is read at its first use, and again when its files have changed since. A
+    table is handed out as a copy, which its reader may change."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read, self._name, self.__doc__ = read, read.__name__, read.__doc__
@@ -49,8 +50,19 @@ class Stored(Generic[T]):
     def __get__(self, run: Run | None, kind: type) -> T:
         if run is None:
             return self  # type: ignore[return-value]
-        value: T = run.stored(self._name, self._read)
+        value: T = _own_copy(run.stored(self._name, self._read))
         return value
+
+
+def _own_copy(value: Any) -> Any:
+    """The value with copies of its tables; any other value is itself."""
+    import pandas
+
+    if isinstance(value, pandas.DataFrame):
+        return value.copy(deep=int(pandas.__version__.partition(".")[0]) < 3)  # from 3 on it is copied at a change
+    if isinstance(value, dict) and all(isinstance(table, pandas.DataFrame) for table in value.values()):
+        return {name: _own_copy(table) for name, table in value.items()}
+    return value
 
 
 class Run:

@@ -82,6 +82,20 @@ def test_a_damaged_environment_is_one_line(tmp_path, content):
     assert len(Run(tmp_path / "r").rounds) == 6, "the tables are good"
 
 
+def test_a_reader_may_change_a_table(tmp_path):
+    """What a notebook does to its table stays there: comparisons and later reads have the folder's values."""
+    run = Run(made(tmp_path / "r"))
+    before = {name: getattr(run, name).copy() for name in ("rounds", "clients", "tests", "tasks")}
+    shown = compare([run])
+    for name in before:
+        table = getattr(run, name)
+        for column in table.select_dtypes("number"):
+            table[column] *= 100
+    assert before["rounds"]["done"].max() == 6
+    assert all(getattr(run, name).equals(table) for name, table in before.items())
+    assert compare([run]).equals(shown)
+
+
 def test_a_whole_run_has_lost_nothing(tmp_path):
     run = Run(made(tmp_path / "r"))
     with warnings.catch_warnings():
@@ -150,18 +164,20 @@ def test_all_parts_of_a_run_are_of_one_state_also_after_it_went_on(tmp_path, fir
     folder, longer = made(tmp_path / "r", rounds=3, saved=3), made(tmp_path / "longer")
     (folder / "config.yaml").write_text(CONFIG.format(3))
     run = Run(folder)
-    before, rows = getattr(run, first), run.rounds
-    assert getattr(run, first) is before
+    rows = run.rounds
+    assert getattr(run, first) is not None
+    stamps, before = run._values[first]
+    assert getattr(run, first) is not None and run._values[first][1] is before, "it is read once"
     (folder / "config.yaml").write_text(CONFIG.format(6))
     for name in ("environment.json", "rounds", "clients", "tasks", "checkpoints"):
         shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
         (longer / name).rename(folder / name)
-    assert getattr(run, first) is not before
+    assert getattr(run, first) is not None and run._values[first][0] != stamps
     assert (len(run.rounds), len(run.clients), run.tasks["done"].tolist(), run.experiment.rounds) == (6, 12, [6], 6)
     assert len(rows) == 3
     rows = run.rounds
     shutil.rmtree(folder)
-    assert run.rounds is rows
+    assert run.rounds.equals(rows)
 
 
 def test_a_run_that_is_held_shows_each_table_as_it_is_also_within_a_flush_and_without_a_new_round(tmp_path):
