@@ -83,7 +83,7 @@ def compare_at(runs: Sequence[Run], axis: str, value: float) -> pandas.DataFrame
         tells = tells or _tells_length(config, there)
         tasks = run.tasks
         tasks = tasks[rounds_of(tasks).isin(there["done"])] if len(tasks) else tasks
-        measured: dict[str, Any] = {**dict.fromkeys(MEASURED, math.nan), **of_rounds(there, tasks)}
+        measured: dict[str, Any] = {**dict.fromkeys((*MEASURED, "val/acc"), math.nan), **of_rounds(there, tasks)}
         rows.append(row | measured | {"status": status})
     ends = [] if tells else [name for name in map(str, frame) if name.partition(".")[0] in LENGTH]
     return _without_other_ends(frame.drop(columns=ends), rows)

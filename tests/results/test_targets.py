@@ -50,6 +50,16 @@ def test_at_a_cost_the_last_round_that_ends_by_then_counts(tmp_path: Path) -> No
     assert by_rounds["test/acc"].tolist() == [0.1, 0.2] and by_rounds["status"].eq("finished").all()
 
 
+def test_a_validation_split_that_was_not_read_by_then_has_no_value(tmp_path: Path) -> None:
+    """`val/acc` as `test/acc`: validated after rounds 2 and 4."""
+    values = {"val/acc": pd.Series([None, 0.25, None, 0.75], dtype=float)}
+    runs = [Run(tables.folder(tmp_path / "r", config(rounds=4), [None, 0.5, None, 0.9], "finished", **values))]
+    for rounds, (tested, validated) in {1: (None, None), 2: (0.5, 0.25), 3: (0.5, 0.25), 4: (0.9, 0.75)}.items():
+        row = compare_at(runs, "rounds", rounds).iloc[0]
+        shown = [None if math.isnan(row[name]) else row[name] for name in ("test/acc", "val/acc")]
+        assert shown == [tested, validated], rounds
+
+
 def test_a_cost_below_that_of_the_first_test_says_where_that_is(tmp_path: Path) -> None:
     """Rounds of 250 bytes, the first test after the second and the third one: nothing has not finished."""
     for name, accuracies in (("fedavg", [None, None, 0.5]), ("fedsol", [None, 0.4, 0.5])):
