@@ -41,13 +41,16 @@ def _drawn(y: Array, rows: Array, wanted: Mapping[int, int], seed: int, purpose:
 
 
 def row_hashes(x: Array) -> list[str]:
-    """The checksum of each row. 128 bits: equal hashes are not compared further."""
-    rows = np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8)
-    return [checksum(row.data) for row in rows]
+    """The checksum of each row, in which 0.0 equals -0.0. 128 bits: equal hashes are not compared further."""
+    rows = np.ascontiguousarray(x).reshape(len(x), -1)
+    if x.dtype.kind == "f":
+        zero = x.dtype.type(0)
+        return [checksum((row + zero).view(np.uint8).data) for row in rows]
+    return [checksum(row.data) for row in rows.view(np.uint8)]
 
 
 def first_copies(x: Array) -> Array:
-    """For each row of `x` [n, ...] the number (int64 [n]) of the first row with the same bytes."""
+    """For each row of `x` [n, ...] the number (int64 [n]) of the first row with the same values."""
     _, first, inverse = np.unique(np.array(row_hashes(x)), return_index=True, return_inverse=True)
     return first[inverse].astype(np.int64)
 

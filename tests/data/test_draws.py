@@ -28,6 +28,13 @@ def drawn(x, y, fraction, seed=0):
     return test
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_rows_that_differ_by_the_sign_of_zero_are_copies(kind):
+    """Rounding to a decimal makes -0.0 of -0.04; NumPy says that the rows are equal."""
+    x = np.array([[0.0, 1], [-0.0, 1], [0.0, -1], [np.nan, 0.0], [np.nan, -0.0]], kind)
+    assert (x[0] == x[1]).all() and first_copies(x).tolist() == [0, 0, 2, 3, 3]
+
+
 def test_data_without_copies_have_the_split_of_before():
     """The rows of the former code: of each class the draw of its own address among all of its rows."""
     y = np.random.default_rng(1).integers(0, 3, 200)
