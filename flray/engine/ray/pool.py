@@ -31,11 +31,13 @@ from flray.engine.ray.cluster import ray
 from flray.engine.ray.placement import scheduling_strategies
 from flray.engine.ray.this_node import connection_id
 from flray.engine.runtime import check_equal_tensors
+from flray.log import LOGGER
 
 LOST = (RayActorError, ActorUnavailableError, OutOfMemoryError, NodeDiedError, ObjectLostError, WorkerCrashedError)
 ATTEMPTS = 4  # per piece of work
 PATIENCE_S = 300.0  # how long a run waits when it has no client actor at all
 TOGETHER_S = 30.0  # how long the first client actors wait for the others; who comes later joins in
+TELL_S = 30.0  # without an actor, before the run says for what it waits
 CHECK_S = 1.0  # between two looks at Ray's own processes while actors work
 POLL_S = 0.2  # between two calls to the actors that are away: Ray refuses calls while an actor restarts
 
@@ -52,6 +54,13 @@ class SentCall(NamedTuple):
     payload: Any
     report: Ref
     life: int  # of the actor, which has another one after a restart
+
+
+def _tell(waited: float, who: str) -> bool:
+    """Says that a run has waited long (seconds) for an actor; returns whether it has."""
+    if waited > TELL_S:
+        LOGGER.info(f"waiting for {who} for {TELL_S:g} s: other work may hold the CPUs or GPUs (see `ray status`)")
+    return waited > TELL_S
 
 
 class ActorPool:
@@ -204,8 +213,10 @@ class ActorPool:
         self.processes.append({"actor": "server", **facts.pop("process")})
         self._tensors = facts["fixed_tensors"]
         started = self._seen = time.monotonic()
+        told = False
         while self._away and not (self.clients and time.monotonic() - started > TOGETHER_S):
             self._rest()
+            told = told or _tell(time.monotonic() - self._seen, "a client actor")
         return facts
 
     def peak_gpu_memory(self, recipe: Recipe, key: str, threads: int, chunk: Chunk) -> tuple[int, int]:
@@ -230,10 +241,12 @@ class ActorPool:
     def _await_start(self, ready: Ref, who: str, key: str) -> None:
         """Wait until an actor has its place. Raises `ResourceError` if it has none for `PATIENCE_S`; what ends it as it
         starts, its first call says."""
-        until = time.monotonic() + PATIENCE_S
+        began, told = time.monotonic(), False
         while not ray.wait([ready], timeout=CHECK_S)[0]:
             self.look()
-            if time.monotonic() > until:
+            waited = time.monotonic() - began
+            told = told or _tell(waited, who)
+            if waited > PATIENCE_S:
                 raise ResourceError(
                     f"no place for {who} for {PATIENCE_S:.0f} s: other work holds the CPUs or GPUs (see `ray status`); "
                     f"lower resources.{key}, then run: flray resume"

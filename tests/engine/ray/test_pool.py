@@ -136,6 +136,16 @@ def test_what_fails_before_a_gpu_is_measured_is_named(monkeypatch):
         pools.ActorPool.peak_gpu_memory(pool, None, "", 1, None)
 
 
+def test_a_run_that_waits_for_a_place_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(pools, "TELL_S", 0.01)
+    looks = iter([*[[]] * 5, ["ready"]])
+    monkeypatch.setattr(pools, "ray", SimpleNamespace(wait=lambda refs, timeout: (time.sleep(0.01), next(looks))[1:]))
+    with caplog.at_level("INFO"):
+        pools.ActorPool._await_start(SimpleNamespace(look=lambda: None), None, "the server actor", "server")
+    (said,) = caplog.messages
+    assert said.startswith("waiting for the server actor for 0.01 s") and "ray status" in said
+
+
 def test_an_actor_that_dies_at_the_same_work_again_and_again_names_its_clients():
     pool = SimpleNamespace(retries=0, _reason=lambda error: "end of file")
     with pytest.raises(
