@@ -115,6 +115,42 @@ class InTheLoss(FedAvg, frozen=True):
         return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)
 
 
+class OtherLoss(FedAvg, frozen=True):
+    """A loss that is none."""
+
+    way: str = "none"
+
+    def gradient(self, ctx, broadcast, client, local, batch):
+        def loss(model):
+            each = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="none")
+            return {
+                "none": None,
+                "each": each,
+                "pair": (each.mean(), each),
+                "float": 0.5,
+                "apart": each.mean().detach(),
+            }[self.way]
+
+        return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)
+
+
+class Tempered(FedAvg, frozen=True):
+    """A temperature beside the network, which is to be learned or, where it requires no gradient, is a constant."""
+
+    learned: bool = True
+
+    def gradient(self, ctx, broadcast, client, local, batch):
+        temperature = torch.nn.Parameter(torch.tensor(2.0), requires_grad=self.learned)
+        x = batch.x.clone().requires_grad_()  # of a gradient penalty
+
+        def loss(model):
+            value = torch.nn.functional.cross_entropy(model(x) / temperature, batch.y)
+            (slope,) = torch.autograd.grad(value, x, create_graph=True)
+            return value + slope.square().sum()
+
+        return ctx.objective.value_and_grad(loss, local.w, local.b, out=local.grad)
+
+
 class Noise(Transform, frozen=True):
     way: str = "copy"
 
@@ -470,6 +506,16 @@ HERE = r" \(test_own_slips.py, line \d+\).*"
     [
         # a term of the parameters beside the model
         ({"algorithm": InTheLoss}, f"loss{HERE}add the term's gradient to g"),
+        *[
+            ({"algorithm": OtherLoss, "options": {"way": way}}, rf"loss{HERE}{said}")
+            for way, said in {
+                "none": r"returned None \(a return is missing\); a loss is one number",
+                "each": r"returned a Tensor \[\d+\]; .*loss.mean",
+                "pair": r"returned \(Tensor, Tensor\); a loss is one number",
+                "float": "returned a float; a loss is one number",
+                "apart": "returned a number without a gradient; compute it from model.x.",
+            }.items()
+        ],
         # what no other process has, in later rounds too
         (
             {"algorithm": Outside, "options": {"way": "numpy"}},
@@ -511,6 +557,14 @@ HERE = r" \(test_own_slips.py, line \d+\).*"
 def test_a_slip_is_named_with_its_method(tmp_path, given, says):
     with pytest.raises((OwnCodeError, AlgorithmError), match=says):
         trained(tmp_path / "a", **given)
+
+
+def test_a_parameter_beside_the_network_is_said_to_stay_as_it_is(tmp_path):
+    with pytest.warns(UserWarning, match=rf"loss{HERE}nn.Parameter that is not the network's and is not trained"):
+        trained(tmp_path / "a", algorithm=Tempered)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(tmp_path / "b", algorithm=Tempered, options={"learned": False})
 
 
 def test_a_transform_that_returns_a_new_update_is_right(tmp_path):

@@ -20,7 +20,7 @@ from flray.core.network.layout import Layout
 from flray.core.network.module_state import Local, ModuleState
 from flray.core.network.parts import Flags, ModuleModes, NetworkParts
 from flray.core.network.tensor_cache import TensorCache
-from flray.core.schema.errors import AlgorithmError, ConfigError, named
+from flray.core.schema.errors import AlgorithmError, ConfigError, kind_of, named, warn
 
 Precision = Literal["fp32", "tf32", "bf16"]  # tf32 is a setting of the process, see `engine/devices.py`
 
@@ -258,13 +258,13 @@ class Objective:
 
     def _tried_loss(self, loss: Callable[[BoundModel], Tensor], model: BoundModel, w: Tensor) -> Tensor:
         """The value of a loss of the user's own. Raises `AlgorithmError` if it reads `w` beside the model: the gradient
-        is that of the model's own leaves, so such a term would have none."""
+        is that of the model's own leaves, so such a term would have none. Warns where it reads an `nn.Parameter`."""
         if w.requires_grad or w.is_inference():
-            return loss(model)
+            return _number(loss, loss(model), model)
         w.requires_grad_(True)
         try:
-            value = loss(model)
-            reads = isinstance(value, Tensor) and value.requires_grad
+            value = _number(loss, loss(model), model)
+            reads = value.requires_grad
             (direct,) = torch.autograd.grad(value, w, retain_graph=True, allow_unused=True) if reads else (None,)
         finally:
             w.requires_grad_(False)
@@ -272,6 +272,12 @@ class Objective:
             raise AlgorithmError(
                 f"{named(loss)}: the loss reads the parameters beside the model, as local.w, where they are constants; "
                 "add the term's gradient to g, as FedProx does, or read local.w.detach()"
+            )
+        own = [leaf for leaf in _leaves_of(value) if isinstance(leaf, nn.Parameter)]
+        if any(all(leaf is not known for known in model.leaves) for leaf in own):
+            warn(
+                f"{named(loss)}: the loss reads an nn.Parameter that is not the network's and is not trained; put it "
+                "into the network to train it, else call its requires_grad_(False)"
             )
         return value
 
@@ -521,3 +527,27 @@ def _single(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _single(value) for name, value in value.items()}
     return type(value)(map(_single, value)) if type(value) in (list, tuple) else value
+
+
+def _number(loss: Callable[[BoundModel], Tensor], value: Any, model: BoundModel) -> Tensor:
+    """The value of a user's loss. Raises `AlgorithmError` unless it is one number that has a gradient."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise AlgorithmError(f"{named(loss)} returned {kind_of(value)}; a loss is one number, as of loss.mean()")
+    if not value.requires_grad and any(leaf.requires_grad for leaf in model.leaves):
+        raise AlgorithmError(
+            f"{named(loss)} returned a number without a gradient; compute it from model(x), without detach and no_grad"
+        )
+    return value
+
+
+def _leaves_of(value: Tensor) -> Iterator[Tensor]:
+    """The tensors at which the graph of `value` ends."""
+    waiting, seen = [value.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [after for after, _ in node.next_functions]
