@@ -43,7 +43,7 @@ def test_both_passes_against_the_formulas(features):
         mixed = torch.einsum("bhij,jbhd->ibhd", scores.softmax(-1), parts[2]).flatten(2)
         return F.linear(mixed, layer.out_proj.weight, layer.out_proj.bias)
 
-    def block(b: tranad.Block, t, memory=None):
+    def block(b, t, memory=None):
         t = t + attend(b.attention, t, t)
         if memory is not None:
             t = t + attend(b.across, t, memory)
