@@ -273,10 +273,7 @@ def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     """(headings, rows of text) of a table for display, without columns that carry no information."""
     columns, metric = shown_columns(frame), frame.attrs.get("metric", "test/acc")
     short = Counter(map(heading, columns))  # `rho` for `algorithm.rho`
-    heads = [
-        heading(name) if name in _HEADS or short[heading(name)] <= 1 else name
-        for name in (metric if column == "mean" else column for column in columns)
-    ]
+    heads = [_head(name, short) for name in (metric if column == "mean" else column for column in columns)]
     units = [_OF_MEANS.get(metric, metric) if column in _STATISTICS else column for column in columns]
     rows = []
     constant, enough = _constant(frame).tolist(), _enough(frame).tolist()
@@ -289,6 +286,14 @@ def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
         no_interval = (*(_ENDS_OF_DIFFERENCES if same else ()), *(() if several else ("low", "high")))
         rows.append(["-" if column in no_interval else text for column, text in zip(columns, texts, strict=True)])
     return [printable(head) for head in heads], rows
+
+
+def _head(column: str, columns: Mapping[str, int]) -> str:
+    """:func:`heading`, or more of the column's name where several `columns` have that heading."""
+    word = heading(column)
+    if columns[word] > 1 and column.startswith("to/"):
+        return f"{word} to target"
+    return word if column in _HEADS or columns[word] <= 1 else column
 
 
 def _constant(frame: pandas.DataFrame) -> pandas.Series:

@@ -304,5 +304,6 @@ def _tables(page: ReportPage) -> Iterator[tuple[str, pandas.DataFrame, str]]:
         yield title, table, ""
     if len(page.evenly):
         yield "Clients and classes", spelled_numbers(page.evenly, NUMBERS, NOTE), ""
-    yield "Cost", page.costs, "A whole run, mean over seeds; times are those of this machine."
+    if len(page.costs):
+        yield "Cost", page.costs, "A whole run, mean over seeds; times are those of this machine."
     yield "Runs", page.frame, ""

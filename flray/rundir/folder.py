@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,11 @@ class RunFolder:
         if not folder.name:
             raise CheckpointError(f"{folder} is no folder for a run alone; give --out a name, as runs/mine")
         if any("\ud800" <= letter <= "\udfff" for letter in str(folder.absolute())):  # Parquet's writer cannot name it
-            raise CheckpointError(f"{single_line(str(folder.absolute()))} is no name in UTF-8; give another --out")
+            locale = (
+                "" if (name := sys.getfilesystemencoding()) == "utf-8" else f" as {name} reads it (set PYTHONUTF8=1)"
+            )
+            shown = single_line(str(folder.absolute()))
+            raise CheckpointError(f"{shown} is no name in UTF-8{locale}; give another --out")
         with _one_line(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             folder.lstat()  # raises for an impossible name: too long, or with a NUL
         if not folder.is_symlink():

@@ -289,6 +289,13 @@ def test_a_metric_beside_to_is_a_cost(tmp_path: Path) -> None:
         comparison([run], at=3)  # type: ignore[arg-type]
 
 
+def test_no_two_columns_have_one_heading(tmp_path: Path) -> None:
+    """What a whole run took, and what it took to the target."""
+    runs = [folder(tmp_path / str(seed), [0.5, 0.9], seed=seed) for seed in (0, 1)]
+    heads = cells(compare_to(runs, "test/acc", 0.8))[0]
+    assert len(set(heads)) == len(heads) and {"sent", "sent to target", "rounds"} <= set(heads)
+
+
 def test_json_tells_never_from_no_value(tmp_path: Path) -> None:
     """JSON has no infinity: a run that never reaches the target is no missing number."""
     runs = [folder(tmp_path / "a", [0.5, 0.9]), folder(tmp_path / "b", [0.5, 0.6], seed=1)]

@@ -16,6 +16,7 @@ from flray.rundir.folder import RunFolder, check_inputs, grid_rows, is_run, unus
 from flray.rundir.lock import NAME, FolderLock, holder
 from flray.rundir.swap import MARK
 from tests.support.messages import facts
+from tests.support.processes import python
 from tests.support.swapping import replacement, write_run
 from tests.support.tasks import BASE
 
@@ -233,6 +234,14 @@ def test_a_name_that_is_not_utf_8_is_refused_before_anything_is_written(tmp_path
     with pytest.raises(CheckpointError, match=r"caf\\udce9 is no name in UTF-8; give another --out"):
         RunFolder.claim(folder)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_the_locale_cannot_read_is_refused_with_the_way_to_read_it(tmp_path):
+    given = "import sys, pathlib, flray.rundir.folder as f; f.RunFolder.claim(pathlib.Path(sys.argv[1]))"
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    refused = python("-c", given, tmp_path / "café", env=plain, status=1)
+    assert "is no name in UTF-8 as ascii reads it (set PYTHONUTF8=1); give another --out" in refused.stderr
+    python("-c", given, tmp_path / "café", env={**plain, "PYTHONUTF8": "1"})
 
 
 def test_a_folder_is_found_after_a_change_of_the_working_directory(tmp_path, monkeypatch):
