@@ -30,6 +30,7 @@ from flray.results.targets import (
     tested_later,
     where_all_reach,
 )
+from flray.rundir.reader import own_copy
 
 if TYPE_CHECKING:
     import pandas
@@ -60,6 +61,11 @@ class Comparison:
     said: Sequence[str] = ()
     whole: bool = True
     title: str = ""
+
+    def __getattribute__(self, name: str) -> Any:
+        """A copy for each reader: a table that one of them changes is not what the others and the sentences read."""
+        value = super().__getattribute__(name)
+        return value if name.startswith("_") else own_copy(value)
 
     @cached_property
     def table(self) -> pandas.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -42,7 +43,7 @@ class ConfigChangedWarning(UserWarning):
 
 class Stored(Generic[T]):
     """A value that a run folder stores: it is read at its first use, and again when its files have changed since. A
-    table is handed out as a copy, which its reader may change."""
+    table or a mapping is handed out as a copy, which its reader may change."""
 
     def __init__(self, read: Callable[[Any], T]) -> None:
         self._read, self._name, self.__doc__ = read, read.__name__, read.__doc__
@@ -50,18 +51,20 @@ class Stored(Generic[T]):
     def __get__(self, run: Run | None, kind: type) -> T:
         if run is None:
             return self  # type: ignore[return-value]
-        value: T = _own_copy(run.stored(self._name, self._read))
+        value: T = own_copy(run.stored(self._name, self._read))
         return value
 
 
-def _own_copy(value: Any) -> Any:
-    """The value with copies of its tables; any other value is itself."""
-    import pandas
-
-    if isinstance(value, pandas.DataFrame):
+def own_copy(value: Any) -> Any:
+    """A table, or plain values with tables among them, as a copy that its reader may change; any other value is
+    itself."""
+    if type(value) is dict:
+        return {name: own_copy(part) for name, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(own_copy, value))
+    pandas: Any = sys.modules.get("pandas")  # who has a table has imported it
+    if pandas is not None and isinstance(value, pandas.DataFrame):
         return value.copy(deep=int(pandas.__version__.partition(".")[0]) < 3)  # from 3 on it is copied at a change
-    if isinstance(value, dict) and all(isinstance(table, pandas.DataFrame) for table in value.values()):
-        return {name: _own_copy(table) for name, table in value.items()}
     return value
 
 

@@ -145,3 +145,21 @@ def test_runs_that_were_tested_on_held_out_data_alone_say_which_metric_they_have
     assert said not in invoke("compare", tmp_path, "--metric", "val/acc").output
     drawn = invoke("figure", "curves", tmp_path, "--out", tmp_path / "curves.png")
     assert str(drawn.exception) == "these runs have val/acc and no test/acc; give --metric val/acc"
+
+
+def test_what_a_reader_does_to_a_table_changes_no_other_table_and_no_sentence(tmp_path: Path) -> None:
+    """A notebook scales each table to per cent for a plot of its own, before the sentences are computed or after."""
+    runs, names = grid(tmp_path, ACCURACIES), ("frame", "judged", "table", "differences")
+    untouched, compared = (flray.compare(runs, against="fedavg") for _ in range(2))
+    for _ in range(2):
+        tables = [getattr(compared, name) for name in names]
+        tables += [*compared.tables.values(), *compared.statistics[0].values()]
+        for table in tables:
+            for column in table.select_dtypes("number"):
+                table[column] *= 100
+        compared.tables.clear()
+        compared.sentences.clear()
+        assert repr(compared) == repr(untouched) and compared.sentences
+        assert all(getattr(compared, name).equals(getattr(untouched, name)) for name in names)
+    means = compared.table.set_index("algorithm")["mean"]
+    assert {name: means[name] for name in ACCURACIES} == pytest.approx({k: np.mean(v) for k, v in ACCURACIES.items()})

@@ -91,6 +91,8 @@ def test_a_reader_may_change_a_table(tmp_path):
         table = getattr(run, name)
         for column in table.select_dtypes("number"):
             table[column] *= 100
+    run.environment["fingerprints"] = {}
+    assert run.environment != {**run.environment, "fingerprints": {}}
     assert before["rounds"]["done"].max() == 6
     assert all(getattr(run, name).equals(table) for name, table in before.items())
     assert compare([run]).equals(shown)
@@ -198,10 +200,12 @@ def test_a_run_that_is_held_shows_each_table_as_it_is_also_within_a_flush_and_wi
 def test_a_round_that_a_run_went_on_does_not_read_its_configuration_again(tmp_path):
     run = Run(made(tmp_path / "r", rounds=3, saved=3))
     (run.folder / "config.yaml").write_text(CONFIG.format(3))
-    before = run.experiment, run.environment
+    assert run.experiment.rounds == run.environment["rows"]["rounds"] == 3
+    before = [run._values[name][1] for name in ("experiment", "environment")]
     write_part(run.folder / "rounds" / "part-0009.parquet", pyarrow.table({"done": [4], "test/acc": [0.5]}))
     assert run.rounds["done"].tolist() == [1, 2, 3, 4]
-    assert run.experiment is before[0] and run.environment is before[1]
+    assert run.experiment is before[0] and run.environment == before[1]
+    assert run._values["environment"][1] is before[1], "it is not read again"
     (run.folder / "environment.json").write_text(with_checksum({"rows": {}}))
     assert run.environment["rows"] == {}, "a resume without a round to run writes it, and no STATUS"
 
