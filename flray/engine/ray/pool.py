@@ -102,6 +102,7 @@ class ActorPool:
             self._add_client(run, place)
         self._away: dict[Any, Any] = {}  # the others -> their setup call, None: to be called again
         self._asked = self._seen = 0.0  # when they were, and when there was a client actor
+        self._told = False  # that there has been none for long
         self.retries = 0
         # of memory: once a run; the kernel's count when it began
         self._warned, self._oom_kills = False, alive.oom_kills()
@@ -212,11 +213,10 @@ class ActorPool:
         facts: dict[str, Any] = self.wait(set_up)
         self.processes.append({"actor": "server", **facts.pop("process")})
         self._tensors = facts["fixed_tensors"]
-        started = self._seen = time.monotonic()
-        told = False
+        started, self._told = time.monotonic(), False
+        self._seen = started
         while self._away and not (self.clients and time.monotonic() - started > TOGETHER_S):
             self._rest()
-            told = told or _tell(time.monotonic() - self._seen, "a client actor")
         return facts
 
     def peak_gpu_memory(self, recipe: Recipe, key: str, threads: int, chunk: Chunk) -> tuple[int, int]:
@@ -406,9 +406,11 @@ class ActorPool:
         else:
             time.sleep(POLL_S)
         back = self._returned()
+        now = time.monotonic()
         if self.clients:
-            self._seen = time.monotonic()
-        elif time.monotonic() - self._seen > PATIENCE_S:
+            self._seen = now
+        self._told = not self.clients and (self._told or _tell(now - self._seen, "a client actor"))
+        if now - self._seen > PATIENCE_S:
             raise ResourceError(
                 f"no client actor for {PATIENCE_S:.0f} s: other work holds the CPUs or GPUs (see `ray status`), or "
                 "they die as they start; then run: flray resume"

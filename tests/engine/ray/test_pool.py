@@ -146,6 +146,21 @@ def test_a_run_that_waits_for_a_place_says_so_once(monkeypatch, caplog):
     assert said.startswith("waiting for the server actor for 0.01 s") and "ray status" in said
 
 
+def test_a_run_that_has_lost_its_client_actors_says_once_that_it_waits(monkeypatch, caplog):
+    """In a round as before the first one: no actor for long, one again, and none for long a second time."""
+    times = iter([10.0, 29.0, 31.0, 40.0, 50.0, 79.0, 81.0])
+    monkeypatch.setattr(pools, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=lambda seconds: None))
+    pool = SimpleNamespace(look=list, _away={}, _returned=list, clients=[], _seen=0.0, _told=False)
+    with caplog.at_level("INFO"):
+        said = []
+        for clients in ([], [], [], [], ["client-0"], [], []):
+            pool.clients = clients
+            pools.ActorPool._rest(pool)
+            said.append(len(caplog.messages))
+    assert said == [0, 0, 1, 1, 1, 1, 2]
+    assert all(text.startswith("waiting for a client actor for 30 s") for text in caplog.messages)
+
+
 def test_an_actor_that_dies_at_the_same_work_again_and_again_names_its_clients():
     pool = SimpleNamespace(retries=0, _reason=lambda error: "end of file")
     with pytest.raises(
