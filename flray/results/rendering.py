@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -96,7 +95,9 @@ def spelled(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
         if part.empty:
             continue
         rows = part.to_dict("records")
-        texts = {_HEADS[name]: [_spelled(name, row) for row in rows] for name in names if name not in _VARIANTS}
+        names = [name for name in names if name not in _VARIANTS]
+        heads = dict(zip(names, _headings([*first, *names])[len(first) :], strict=True))
+        texts = {heads[name]: [_spelled(name, row) for row in rows] for name in names}
         shown = pandas.DataFrame({**{column: part[column].tolist() for column in first}, **texts})
         notes = [_HALF] if _have_interval(texts) else []
         if _HEADS["detect/delay"] in texts:
@@ -136,8 +137,9 @@ def spelled_numbers(frame: pandas.DataFrame, names: Sequence[str], note: str = "
 
     rows, present = frame.to_dict("records"), [name for name in names if frame[name].notna().any()]
     ends = {f"{name}{end}" for name in names for end in ENDS}
-    texts = {_HEADS.get(name, name): [_spelled(name, row) for row in rows] for name in present}
     lead = {column: frame[column].tolist() for column in map(str, frame) if column not in ends}
+    heads = dict(zip(present, _headings([*lead, *present])[len(lead) :], strict=True))
+    texts = {heads[name]: [_spelled(name, row) for row in rows] for name in present}
     shown = pandas.DataFrame({**lead, **texts})
     half = _HALF if _have_interval(texts) else ""
     shown.attrs["caption"] = "; ".join(part for part in (half, note) if part) or None
@@ -272,8 +274,7 @@ def _implied(frame: pandas.DataFrame) -> list[str]:
 def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     """(headings, rows of text) of a table for display, without columns that carry no information."""
     columns, metric = shown_columns(frame), frame.attrs.get("metric", "test/acc")
-    short = Counter(map(heading, columns))  # `rho` for `algorithm.rho`
-    heads = [_head(name, short) for name in (metric if column == "mean" else column for column in columns)]
+    heads = _headings([metric if column == "mean" else column for column in columns])
     units = [_OF_MEANS.get(metric, metric) if column in _STATISTICS else column for column in columns]
     rows = []
     constant, enough = _constant(frame).tolist(), _enough(frame).tolist()
@@ -288,12 +289,17 @@ def cells(frame: pandas.DataFrame) -> tuple[list[str], list[list[str]]]:
     return [printable(head) for head in heads], rows
 
 
-def _head(column: str, columns: Mapping[str, int]) -> str:
-    """:func:`heading`, or more of the column's name where several `columns` have that heading."""
-    word = heading(column)
-    if columns[word] > 1 and column.startswith("to/"):
-        return f"{word} to target"
-    return word if column in _HEADS or columns[word] <= 1 else column
+def _headings(columns: Sequence[str]) -> list[str]:
+    """The :func:`heading` of each column (`rho` for `algorithm.rho`), or more of its name where several have that:
+    a cost to a target beside the setting `rounds`."""
+    words = list(map(heading, columns))
+    pairs = zip(columns, words, strict=True)
+    return [_longer(column, word) if words.count(word) > 1 else word for column, word in pairs]
+
+
+def _longer(column: str, word: str) -> str:
+    more = {"to": " to target", "detect": " of alarms"}.get(column.partition("/")[0], "")
+    return word + more if column in _HEADS else column
 
 
 def _constant(frame: pandas.DataFrame) -> pandas.Series:

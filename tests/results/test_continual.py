@@ -339,6 +339,9 @@ def test_alarms_are_judged_by_the_window(tmp_path):
     shown = spelled(by_mode(compare([run, steady])))
     assert list(shown) == ["Over tasks", "Through the drift", "Alarms of latent forgetting"]
     assert shown["Alarms of latent forgetting"]["delay"].tolist() == ["-", "1 round"]
+    table = by_mode(compare([run, steady]))
+    alarms = spelled(table.assign(precision="bf16")[["precision", *table]])["Alarms of latent forgetting"]
+    assert set(alarms["precision"]) == {"bf16"} and alarms["precision of alarms"].tolist() == ["-", "0.500"]
     assert set(OF_ALARMS) <= set(METRICS)
 
 

@@ -296,6 +296,19 @@ def test_no_two_columns_have_one_heading(tmp_path: Path) -> None:
     assert len(set(heads)) == len(heads) and {"sent", "sent to target", "rounds"} <= set(heads)
 
 
+def test_a_cost_takes_no_setting_s_place(tmp_path: Path) -> None:
+    """Runs of 2 and 3 rounds, which reach the target in the second one and in the third: settings of `rounds`."""
+    ends = {2: [0.5, 0.9], 3: [0.5, 0.6, 0.9]}
+    compared = comparison([folder(tmp_path / str(n), found) for n, found in ends.items()], to="test/acc=0.8")
+    (table,) = compared.lead.values()
+    assert table["rounds"].tolist() == [2, 3]
+    assert [float(text) for text in table["rounds to target"]] == [2, 3]
+    assert {"local steps", "sent"} <= set(table), "no other column has this heading"
+    for table in compared.tables.values():
+        heads = cells(table)[0]
+        assert len(set(heads)) == len(heads)
+
+
 def test_json_tells_never_from_no_value(tmp_path: Path) -> None:
     """JSON has no infinity: a run that never reaches the target is no missing number."""
     runs = [folder(tmp_path / "a", [0.5, 0.9]), folder(tmp_path / "b", [0.5, 0.6], seed=1)]
