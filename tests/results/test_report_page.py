@@ -61,6 +61,7 @@ def test_the_answers_are_those_of_the_numbers(folders: list[Path]) -> None:
     )
     assert unequal_cost(runs[:4], compare(runs[:4])) == ""
     assert found.costs.set_index("setting")["client_steps"].to_dict() == {"FedAvg": 20, "FedSOL": 40}
+    assert "## Cost\n" in as_markdown(found)
 
 
 @pytest.mark.parametrize("kind", [str, Path, flray.load, lambda path: {"algorithm": "fedsol"}])
@@ -80,9 +81,11 @@ def test_costs_are_those_of_finished_runs(folders: list[Path], tmp_path: Path) -
         part.unlink()
     found = gather(sorted(tmp_path.iterdir()), drawn=False)
     assert found.costs.set_index("setting")["client_steps"].to_dict() == {"FedAvg": 20, "FedSOL": 40}
+    assert "## Cost\n" in as_markdown(found)
     for path in tmp_path.iterdir():
         (path / "STATUS").write_text("interrupted after round 1\n")
-    assert gather(sorted(tmp_path.iterdir()), drawn=False).costs.empty
+    none = gather(sorted(tmp_path.iterdir()), drawn=False)
+    assert none.costs.empty and "## Cost\n" not in as_markdown(none) and "## Runs\n" in as_markdown(none)
 
 
 def test_of_what_one_would_rather_not_have_the_smallest_is_best(folders: list[Path]) -> None:
