@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -248,8 +249,9 @@ class Objective:
         The gradient is written to `out [P]` where that is given. `mode` and `fixed` are those of :meth:`at`.
         """
         model = self.at(w, b, mode, True, fixed)
-        code = getattr(loss, "__code__", None)
-        if code in self._tried or (getattr(loss, "__module__", None) or "").startswith("flray."):
+        written = loss.func if isinstance(loss, partial) else loss
+        code = getattr(written, "__code__", type(written))  # a callable object has none
+        if code in self._tried or (getattr(written, "__module__", None) or "").startswith("flray."):
             value = loss(model)
         else:
             value = self._tried_loss(loss, model, w)

@@ -1,12 +1,15 @@
 """`Objective` against the plain module with PyTorch's own autograd."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from flray.core.network.objective import CACHED_POINTS, Objective
-from flray.core.schema.errors import ConfigError
+from flray.core.schema.errors import AlgorithmError, ConfigError
 from tests.support.networks import (
     Branches,
     Conv,
@@ -281,3 +284,60 @@ def test_a_part_that_is_fixed_gets_no_gradient_and_the_rest_the_same():
     objective.reached()
     objective.value_and_grad(lambda f: cross_entropy(f(x), y), w, b.clone(), fixed="body")
     assert torch.equal(objective.reached(), head)
+
+
+def scaled(x, y, scale, f):
+    return cross_entropy(f(x) * scale(), y)
+
+
+class Scaled:
+    def __init__(self, x, y, scale):
+        self.given = x, y, scale
+
+    def __call__(self, f):
+        return scaled(*self.given, f)
+
+
+class Cubed(Scaled):
+    def __call__(self, f):
+        return super().__call__(f) ** 3
+
+
+class ScaledModule(nn.Module):
+    def __init__(self, x, y, scale):
+        super().__init__()
+        self.given = x, y, scale
+
+    def forward(self, f):
+        return scaled(*self.given, f)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (partial(partial, lambda x, y, scale, f: scaled(x, y, scale, f)), partial(partial, scaled)),
+        (Cubed, Scaled),
+        (Scaled, ScaledModule),
+        (partial(partial, scaled), Scaled),
+    ],
+)
+def test_a_loss_without_code_of_its_own_is_tried_whatever_was_tried_before(first, then):
+    x, y = inputs(Mlp, 6)
+    objective = Objective(build(Mlp))
+    w, b = objective.initial()
+    objective.value_and_grad(first(x, y, lambda: 2.0), w, b)
+    with pytest.raises(AlgorithmError, match="reads the parameters beside the model"):
+        objective.value_and_grad(then(x, y, lambda: w.sum()), w, b)
+    temperature = nn.Parameter(torch.tensor(0.5))
+    with pytest.warns(UserWarning, match="reads an nn.Parameter that is not the network's"):
+        objective.value_and_grad(then(x, y, lambda: temperature), w, b)
+
+
+def each(x, y, f):
+    return cross_entropy(f(x), y, reduction="none")
+
+
+def test_a_partial_is_named_by_its_function():
+    objective = Objective(build(Mlp))
+    with pytest.raises(AlgorithmError, match=r"^each \(test_objective.py, line \d+\) returned a Tensor \[6\]"):
+        objective.value_and_grad(partial(each, *inputs(Mlp, 6)), *objective.initial())
