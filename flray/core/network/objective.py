@@ -313,7 +313,8 @@ class Objective:
         """H v `[P]`: the Hessian at `w` of the scalar `loss(model at (w, b))`, times `v [P]`.
 
         It is 0 on tensors that the loss does not reach. It takes three to four times as long as a gradient. Attention
-        uses its plain formula, because the fused kernels have no second derivative. `reached` does not change.
+        uses its plain formula, because the fused kernels have no second derivative. `reached` does not change. Raises
+        `AlgorithmError` for a loss that is not one number with a gradient.
         """
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -321,7 +322,8 @@ class Objective:
         with sdpa_kernel(SDPBackend.MATH):
             pairs = zip(model.leaves, self.layout.entries, strict=True)
             leaves, entries = zip(*((leaf, entry) for leaf, entry in pairs if leaf.requires_grad), strict=True)
-            first = torch.autograd.grad(loss(model), leaves, create_graph=True, allow_unused=True)
+            value = _number(loss, loss(model), model)
+            first = torch.autograd.grad(value, leaves, create_graph=True, allow_unused=True)
         along = [
             (g * e.view(v)).sum() for g, e in zip(first, entries, strict=True) if g is not None and g.requires_grad
         ]

@@ -7,6 +7,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from flray.core.network.objective import Objective
+from flray.core.schema.errors import AlgorithmError
 from tests.support.networks import Branches, Conv, Frozen, Mlp, Norm, Tied, build, inputs
 
 
@@ -81,3 +82,20 @@ def test_what_gradients_reached_does_not_change():
     objective.value_and_grad(lambda f: cross_entropy(f.head(torch.ones(4, 7)), y), w, b)
     objective.hvp(lambda f: cross_entropy(f(x), y), w, b, torch.ones_like(w))
     assert torch.equal(objective.reached(), objective.mask("head"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (lambda value: None, r"returned None \(a return is missing\); a loss is one number"),
+        (lambda value: value.expand(6), r"returned a Tensor \[6\]; a loss is one number"),
+        (lambda value: (value, value), r"returned \(Tensor, Tensor\); a loss is one number"),
+        (lambda value: value.item(), "returned a float; a loss is one number"),
+        (lambda value: value.detach(), "returned a number without a gradient"),
+    ],
+)
+def test_a_loss_that_is_not_one_number_with_a_gradient_is_one_line(loss, says):
+    objective, (x, y) = Objective(build(Mlp)), inputs(Mlp, 6)
+    w, b = objective.initial()
+    with pytest.raises(AlgorithmError, match=says):
+        objective.hvp(lambda f: loss(cross_entropy(f(x), y)), w, b, torch.ones_like(w))
