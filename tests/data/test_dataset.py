@@ -9,7 +9,20 @@ import pytest
 from PIL import Image
 
 from flray.core.schema.errors import ConfigError, DataError
-from flray.data import SOURCES, Augment, DataConfig, LeakWarning, ProxyConfig, Split, Splits, load_proxy
+from flray.data import (
+    SOURCES,
+    Augment,
+    DataConfig,
+    LeakWarning,
+    ProxyConfig,
+    Split,
+    Splits,
+    dataset,
+    from_arrays,
+    load_dataset,
+    load_proxy,
+)
+from flray.data.cache import digest
 from tests.support.data_files import LABEL, image_column, images, load, write
 from tests.support.messages import facts, mistakes, with_options
 from tests.support.processes import python
@@ -197,6 +210,20 @@ def test_leaks(root):
         warnings.simplefilter("error")
         load("leak7", leak_check=False)
         load("pets")
+
+
+def test_leaks_that_an_earlier_version_counted_by_bytes_are_counted_again(monkeypatch):
+    x, y = np.eye(8, dtype=np.float32), np.arange(8) % 2
+    signed = np.where(x == 0, np.float32(-0.0), x)
+    config = DataConfig(**from_arrays((x, y), (signed, y)))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(dataset, "digest", lambda *parts: digest(*parts[:3]))
+        earlier.setattr(dataset, "count_leaks", lambda train, test: 0)
+        before = load_dataset(config)
+    with pytest.raises(DataError, match="8 of 8 test samples also occur in its train split"):
+        load_dataset(config)
+    after = load_dataset(config.model_copy(update={"leak_check": False}))
+    assert np.signbit(after.test.x).any() and np.array_equal(before.test.x, after.test.x)
 
 
 def test_own_source(monkeypatch):
