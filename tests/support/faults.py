@@ -83,7 +83,9 @@ def server_killed_at(method: str, call: int) -> Iterator[list[str]]:
     original, calls, killed = ActorPool.start, [], []
 
     def start(self: ActorPool, called: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        name = arguments[0].__name__ if called is ServerActor.call else called.__name__
+        name = (
+            arguments[0].__name__ if called in (ServerActor.call, ServerActor.call_with_warnings) else called.__name__
+        )
         if name == method:
             calls.append(method)
         if name == method and len(calls) == call + 1 and not killed:

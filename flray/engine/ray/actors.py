@@ -10,6 +10,7 @@ import importlib
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -217,6 +218,15 @@ class ServerActor:
     # the executor's `call` and `call_store` check the arguments; a type does not survive Ray's remote call
     def call(self, method: Callable[..., T], args: tuple[Any, ...], options: dict[str, Any]) -> T:
         return method(self.server, *args, **options)
+
+    def call_with_warnings(
+        self, method: Callable[..., T], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[T, list[tuple[str, type[Warning]]]]:
+        """:meth:`call`, and its warnings: what an actor writes does not reach the terminal."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            result = self.call(method, args, options)
+        return result, [(str(each.message), each.category) for each in said if issubclass(each.category, UserWarning)]
 
     def call_store(self, method: Callable[..., T], args: tuple[Any, ...], options: dict[str, Any]) -> T:
         return method(self._store, *args, **options)

@@ -22,7 +22,7 @@ from flray.config.experiment import Experiment
 from flray.core.messages import Message, to_numpy
 from flray.core.protocol.clock import Clock
 from flray.core.protocol.exchange import Exchange
-from flray.core.schema.errors import FlrayError, ServerLostError, shown
+from flray.core.schema.errors import FlrayError, ServerLostError, shown, warn
 from flray.engine import cohort as cohorts, devices
 from flray.engine.blame import server_never_started
 from flray.engine.counts import TestCounts, merge_counts
@@ -283,7 +283,10 @@ class CallsExecutor:
         return self.pool.start(ServerActor.call, method, args, {}, returns=returns, name=name)
 
     def call(self, method: Callable[Concatenate[Server, P], T], *args: P.args, **options: P.kwargs) -> T:
-        return cast(T, self.pool.wait(self.pool.start(ServerActor.call, method, args, options)))
+        result, said = self.pool.wait(self.pool.start(ServerActor.call_with_warnings, method, args, options))
+        for text, category in said:
+            warn(text, category)
+        return cast(T, result)
 
     def start(self, method: Callable[Concatenate[Server, P], Any], *args: P.args, **options: P.kwargs) -> None:
         self.pool.start(ServerActor.call, method, args, options)
