@@ -285,9 +285,10 @@ def test_a_cell_that_is_told_to_overwrite_does_so_in_the_storage_after_its_first
     with pytest.raises(ConfigError, match="nope"):
         next(TrialRun(wrong, tmp_path / "run", (), overwrite=True)._play())
     assert mirrored(base, made) == content(made)
-    next(rows)
-    assert "config.yaml" not in Storage.of(base, tmp_path / "run").names()
-    rows.close()  # a pause: it is mirrored
+    next(rows)  # the storage has the new run from its first round on
+    assert b"lr: 0.02" in Storage.of(base, tmp_path / "run")._read("config.yaml")
+    assert "model.safetensors" not in Storage.of(base, tmp_path / "run").names(), "the end of the former run"
+    rows.close()
     assert b"lr: 0.02" in Storage.of(base, tmp_path / "run")._read("config.yaml")
 
 
