@@ -249,7 +249,7 @@ class Objective:
         The gradient is written to `out [P]` where that is given. `mode` and `fixed` are those of :meth:`at`.
         """
         model = self.at(w, b, mode, True, fixed)
-        written = loss.func if isinstance(loss, partial) else loss
+        written = _written(loss)
         code = getattr(written, "__code__", type(written))  # a callable object has none
         if code in self._tried or (getattr(written, "__module__", None) or "").startswith("flray."):
             value = loss(model)
@@ -272,13 +272,13 @@ class Objective:
             w.requires_grad_(False)
         if direct is not None:
             raise AlgorithmError(
-                f"{named(loss)}: the loss reads the parameters beside the model, as local.w, where they are constants; "
+                f"{_name(loss)}: the loss reads the parameters beside the model, as local.w, where they are constants; "
                 "add the term's gradient to g, as FedProx does, or read local.w.detach()"
             )
         own = [leaf for leaf in _leaves_of(value) if isinstance(leaf, nn.Parameter)]
         if any(all(leaf is not known for known in model.leaves) for leaf in own):
             warn(
-                f"{named(loss)}: the loss reads an nn.Parameter that is not the network's and is not trained; put it "
+                f"{_name(loss)}: the loss reads an nn.Parameter that is not the network's and is not trained; put it "
                 "into the network to train it, else call its requires_grad_(False)"
             )
         return value
@@ -533,13 +533,22 @@ def _single(value: Any) -> Any:
     return type(value)(map(_single, value)) if type(value) in (list, tuple) else value
 
 
+def _written(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a partial; another loss is itself."""
+    return loss.func if isinstance(loss, partial) else loss
+
+
+def _name(loss: Callable[..., Any]) -> str:
+    return named(_written(loss))
+
+
 def _number(loss: Callable[[BoundModel], Tensor], value: Any, model: BoundModel) -> Tensor:
     """The value of a user's loss. Raises `AlgorithmError` unless it is one number that has a gradient."""
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise AlgorithmError(f"{named(loss)} returned {kind_of(value)}; a loss is one number, as of loss.mean()")
+        raise AlgorithmError(f"{_name(loss)} returned {kind_of(value)}; a loss is one number, as of loss.mean()")
     if not value.requires_grad and any(leaf.requires_grad for leaf in model.leaves):
         raise AlgorithmError(
-            f"{named(loss)} returned a number without a gradient; compute it from model(x), without detach and no_grad"
+            f"{_name(loss)} returned a number without a gradient; compute it from model(x), without detach and no_grad"
         )
     return value
 

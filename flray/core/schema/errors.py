@@ -7,7 +7,6 @@ exception is a defect of flray or of the user's code, and is printed with its tr
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import re
 import sys
@@ -209,8 +208,6 @@ def unknown(kind: str, name: str, valid: Iterable[str], where: str = "") -> Conf
 
 def named(method: Callable[..., Any]) -> str:
     """`"Mine.predict (mine.py, line 12)"`: the name of a method or a function, and its place."""
-    if isinstance(method, functools.partial):
-        return named(method.func)
     inside: Any = method
     while not hasattr(inside, "__self__") and hasattr(inside, "__wrapped__"):
         inside = inside.__wrapped__
